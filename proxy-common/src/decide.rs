@@ -1,0 +1,229 @@
+//! The decision: frontend → policy → set → table → backend.
+//!
+//! One function over a small trait of look-ups, run by the socket programs in
+//! the kernel and by tests on the host (sock_addr programs cannot be test-run,
+//! so this is where their logic is tested).
+
+use crate::{
+    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend, FrontendKey, Protocol,
+    Scope, TableRef,
+};
+
+/// What a look-up in `frontends` found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrontendLookup {
+    /// A consistent copy of the element.
+    Found(Frontend),
+    /// No such frontend.
+    Missing,
+    /// The element changed while it was read, twice.
+    Unstable,
+}
+
+/// The look-ups that a decision needs.
+pub trait Maps {
+    /// Map `frontends`.
+    fn frontend(&self, key: &FrontendKey) -> FrontendLookup;
+    /// Map `node_addresses`: whether NodePorts are served on this address.
+    fn is_node_address(&self, address: &Address) -> bool;
+    /// Map `vips`: whether a Service has this ClusterIP.
+    fn is_cluster_ip(&self, address: &Address) -> bool;
+    /// Map `service_cidrs`: whether the address is set aside for Services.
+    fn in_service_cidr(&self, address: &Address) -> bool;
+    /// Map `tables`: the backend id at `index`; `None` if there is no such line.
+    fn table_entry(&self, table: TableRef, index: u32) -> Option<BackendId>;
+    /// Map `backends`.
+    fn backend(&self, id: BackendId) -> Option<Backend>;
+    /// Map `affinity`.
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
+    /// Stores into map `affinity`; a full map evicts the record used longest ago.
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
+    /// Cookie of the client's network namespace, never 0.
+    fn client(&self) -> u64;
+    /// Whether the client is in the host's network namespace.
+    fn client_is_host(&self) -> bool;
+    /// A uniform random number.
+    fn random(&self) -> u32;
+    /// Seconds since boot.
+    fn now_s(&self) -> u32;
+}
+
+/// One connection or datagram that asks where to go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Destination as the client gave it.
+    pub destination: Address,
+    /// Host byte order.
+    pub port: u16,
+    /// Protocol of the socket or packet.
+    pub protocol: Protocol,
+    /// Where the client stands.
+    pub scope: Scope,
+}
+
+impl Request {
+    /// The key under which a frontend for exactly this destination stands.
+    #[inline(always)]
+    pub fn key(&self) -> FrontendKey {
+        self.key_at(self.destination)
+    }
+
+    #[inline(always)]
+    fn key_at(&self, address: Address) -> FrontendKey {
+        FrontendKey { address, port: self.port, protocol: self.protocol, scope: self.scope }
+    }
+}
+
+/// A backend as something remembers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendRef {
+    /// Index into `backends`.
+    pub id: BackendId,
+    /// Generation at that time.
+    pub generation: u32,
+}
+
+/// Where traffic goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The backend.
+    pub backend: BackendRef,
+    /// The backend's address.
+    pub address: Address,
+    /// Host byte order.
+    pub port: u16,
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// No service owns the destination: leave it alone.
+    NotOurs,
+    /// Translate.
+    Forward(Target),
+    /// Refuse, and count why.
+    Refuse(DropReason),
+}
+
+/// Decides about one request.
+///
+/// `kept` is the backend that the same socket already has for this
+/// destination: an unconnected UDP socket stays with it while it serves.
+#[inline(always)]
+pub fn decide(maps: &impl Maps, request: &Request, kept: Option<BackendRef>) -> Decision {
+    let frontend = match find_frontend(maps, request) {
+        Ok(Some(frontend)) => frontend,
+        Ok(None) => return Decision::NotOurs,
+        Err(reason) => return Decision::Refuse(reason),
+    };
+    match choose(maps, &frontend, kept) {
+        Ok(target) => Decision::Forward(target),
+        Err(reason) => Decision::Refuse(reason),
+    }
+}
+
+/// The frontend of a request; `None` if no service owns the destination.
+///
+/// An exact entry goes first: a Service may claim a node's address as an
+/// externalIP. Then NodePorts, on addresses of this node and, for processes of
+/// the host, on loopback. What is left of a ClusterIP is refused, and so is an
+/// unassigned address of the service CIDRs, as kube-proxy's nftables mode does
+/// (pkg/proxy/nftables/proxier.go, chain `cluster-ips-check`).
+#[inline(always)]
+fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Frontend>, DropReason> {
+    if let Some(exact) = stable(maps.frontend(&request.key()))? {
+        return Ok(Some(exact));
+    }
+    let address = &request.destination;
+    let has_node_ports =
+        if address.is_loopback() { maps.client_is_host() } else { maps.is_node_address(address) };
+    if has_node_ports {
+        return stable(maps.frontend(&request.key_at(address.wildcard())));
+    }
+    if maps.is_cluster_ip(address) {
+        return Err(DropReason::PortNotInService);
+    }
+    if maps.in_service_cidr(address) {
+        return Err(DropReason::UnassignedAddress);
+    }
+    Ok(None)
+}
+
+#[inline(always)]
+fn stable(lookup: FrontendLookup) -> Result<Option<Frontend>, DropReason> {
+    match lookup {
+        FrontendLookup::Found(frontend) => Ok(Some(frontend)),
+        FrontendLookup::Missing => Ok(None),
+        FrontendLookup::Unstable => Err(DropReason::FrontendUnstable),
+    }
+}
+
+/// Picks a backend of a frontend: the kept one, then affinity, then chance.
+#[inline(always)]
+fn choose(maps: &impl Maps, frontend: &Frontend, kept: Option<BackendRef>) -> Result<Target, DropReason> {
+    if let Some(kept) = kept
+        && let Some(backend) = current(maps, frontend, kept)
+        && backend.is_serving()
+    {
+        return Ok(target(kept, &backend));
+    }
+    if frontend.affinity_timeout_s == 0 {
+        return pick(maps, frontend);
+    }
+    let key = AffinityKey { client: maps.client(), service: frontend.service, _reserved: 0 };
+    let now_s = maps.now_s();
+    let target = match remembered(maps, frontend, &key, now_s) {
+        Some(target) => target,
+        None => pick(maps, frontend)?,
+    };
+    maps.remember_affinity(
+        &key,
+        &Affinity { backend: target.backend.id, generation: target.backend.generation, last_used_s: now_s },
+    );
+    Ok(target)
+}
+
+/// The backend of an affinity record that is fresh and in the set in force.
+#[inline(always)]
+fn remembered(maps: &impl Maps, frontend: &Frontend, key: &AffinityKey, now_s: u32) -> Option<Target> {
+    let record = maps.affinity(key)?;
+    if now_s.wrapping_sub(record.last_used_s) >= frontend.affinity_timeout_s {
+        return None;
+    }
+    let reference = BackendRef { id: record.backend, generation: record.generation };
+    let backend = current(maps, frontend, reference)?;
+    backend.in_set(frontend.set).then(|| target(reference, &backend))
+}
+
+/// A remembered backend, if its element still belongs to the same endpoint.
+#[inline(always)]
+fn current(maps: &impl Maps, frontend: &Frontend, reference: BackendRef) -> Option<Backend> {
+    let backend = maps.backend(reference.id)?;
+    (backend.generation == reference.generation && backend.service == frontend.service).then_some(backend)
+}
+
+#[inline(always)]
+fn pick(maps: &impl Maps, frontend: &Frontend) -> Result<Target, DropReason> {
+    let Some(index) = maps.random().checked_rem(frontend.table.length) else {
+        return Err(empty(frontend));
+    };
+    let id = maps.table_entry(frontend.table, index).ok_or(DropReason::BackendMissing)?;
+    let backend = maps.backend(id).ok_or(DropReason::BackendMissing)?;
+    if backend.service != frontend.service {
+        return Err(DropReason::BackendMissing);
+    }
+    Ok(target(BackendRef { id, generation: backend.generation }, &backend))
+}
+
+#[inline(always)]
+fn empty(frontend: &Frontend) -> DropReason {
+    match frontend.set {
+        EndpointSet::Local if frontend.elsewhere != 0 => DropReason::NoLocalEndpoint,
+        EndpointSet::Local | EndpointSet::Cluster => DropReason::NoEndpoint,
+    }
+}
+
+#[inline(always)]
+fn target(backend: BackendRef, record: &Backend) -> Target {
+    Target { backend, address: record.address, port: record.port }
+}

@@ -1,0 +1,29 @@
+//! Sizes that both sides must agree on.
+
+/// Lines of one chunk of `tables`: 65,536 lines of 16 ids, 4 MiB. Also the
+/// largest table: 1,048,576 backends.
+pub const LINES_PER_CHUNK: u32 = 65_536;
+
+/// Chunks that `tables` can hold: 64 of 4 MiB.
+pub const CHUNKS_MAX: u32 = 64;
+
+/// Default number of `frontends` (about 8 MiB of kernel memory).
+pub const FRONTENDS_MAX: u32 = 65_536;
+
+/// Default number of `backends` (32 bytes each: 8 MiB).
+pub const BACKENDS_MAX: u32 = 262_144;
+
+/// Default number of `services` (about 16 MiB).
+pub const SERVICES_MAX: u32 = 65_536;
+
+/// Default number of `affinity` records (about 6 MiB).
+pub const AFFINITY_MAX: u32 = 65_536;
+
+/// Default number of `vips` (about 6 MiB).
+pub const ADDRESSES_MAX: u32 = 65_536;
+
+/// Addresses of this node that serve NodePorts.
+pub const NODE_ADDRESSES_MAX: u32 = 4_096;
+
+/// Service CIDRs: two families, and a few more while a cluster moves.
+pub const SERVICE_CIDRS_MAX: u32 = 64;

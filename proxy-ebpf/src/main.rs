@@ -1,0 +1,64 @@
+//! Fairlead's BPF programs. This file holds entry points only.
+//!
+//! Each one reads the context, lets [`socket`] decide and act, and returns the
+//! verdict of its hook. `recvmsg` and `getpeername` may only return 1.
+#![no_std]
+#![no_main]
+
+mod maps;
+mod socket;
+
+use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use socket::{V4, V6};
+
+#[cgroup_sock_addr(connect4)]
+pub fn connect4(ctx: SockAddrContext) -> i32 {
+    socket::connect::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(connect6)]
+pub fn connect6(ctx: SockAddrContext) -> i32 {
+    socket::connect::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(sendmsg4)]
+pub fn sendmsg4(ctx: SockAddrContext) -> i32 {
+    socket::sendmsg::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(sendmsg6)]
+pub fn sendmsg6(ctx: SockAddrContext) -> i32 {
+    socket::sendmsg::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(recvmsg4)]
+pub fn recvmsg4(ctx: SockAddrContext) -> i32 {
+    socket::recvmsg::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(recvmsg6)]
+pub fn recvmsg6(ctx: SockAddrContext) -> i32 {
+    socket::recvmsg::<V6>(&ctx)
+}
+
+#[cgroup_sock_addr(getpeername4)]
+pub fn getpeername4(ctx: SockAddrContext) -> i32 {
+    socket::getpeername::<V4>(&ctx)
+}
+
+#[cgroup_sock_addr(getpeername6)]
+pub fn getpeername6(ctx: SockAddrContext) -> i32 {
+    socket::getpeername::<V6>(&ctx)
+}
+
+/// Every panic path must be proven away: the verifier refuses a program that
+/// could reach this.
+#[panic_handler]
+fn panic(_info: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+/// The kernel gives GPL helpers only to programs under a compatible licence.
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,233 @@
+//! The maps, and the look-ups in them that a decision needs.
+//!
+//! Names are what `bpftool map` shows and what the agent pins (15 characters at
+//! most). Sizes here are defaults: the agent sets its own when it loads.
+
+use aya_ebpf::{
+    EbpfContext, Global,
+    btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage},
+    helpers::generated::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns},
+    macros::btf_map,
+    maps::lpm_trie::Key,
+    programs::SockAddrContext,
+};
+use proxy_common::{
+    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
+    ServiceRecord, Settings, SocketFlow, TableLine, TableRef, UdpFlows,
+    decide::{FrontendLookup, Maps},
+    limits,
+};
+
+const MMAPABLE: usize = 1 << 10; // BPF_F_MMAPABLE, include/uapi/linux/bpf.h
+
+type Chunk = Array<TableLine, { limits::LINES_PER_CHUNK as usize }, MMAPABLE>;
+
+#[btf_map]
+#[unsafe(export_name = "frontends")]
+static FRONTENDS: HashMap<FrontendKey, Frontend, { limits::FRONTENDS_MAX as usize }> = HashMap::new();
+
+#[btf_map]
+#[unsafe(export_name = "backends")]
+static BACKENDS: Array<Backend, { limits::BACKENDS_MAX as usize }, MMAPABLE> = Array::new();
+
+#[btf_map]
+#[unsafe(export_name = "tables")]
+static TABLES: ArrayOfMaps<Chunk, { limits::CHUNKS_MAX as usize }> = ArrayOfMaps::new();
+
+#[btf_map]
+#[unsafe(export_name = "vips")]
+static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
+
+#[btf_map]
+#[unsafe(export_name = "node_addresses")]
+static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> = HashMap::new();
+
+#[btf_map]
+#[unsafe(export_name = "service_cidrs")]
+static SERVICE_CIDRS: LpmTrie<Address, u32, { limits::SERVICE_CIDRS_MAX as usize }> = LpmTrie::new();
+
+#[btf_map]
+#[unsafe(export_name = "affinity")]
+static AFFINITY: LruHashMap<AffinityKey, Affinity, { limits::AFFINITY_MAX as usize }> = LruHashMap::new();
+
+/// Only people and tools read it.
+#[btf_map]
+#[unsafe(export_name = "services")]
+static SERVICES: HashMap<ServiceId, ServiceRecord, { limits::SERVICES_MAX as usize }> = HashMap::new();
+
+/// What a connected socket was translated from and to.
+#[btf_map]
+#[unsafe(export_name = "socket_flows")]
+pub static SOCKET_FLOWS: SkStorage<SocketFlow> = SkStorage::new();
+
+/// The last few translations of an unconnected UDP socket.
+#[btf_map]
+#[unsafe(export_name = "udp_flows")]
+pub static UDP_FLOWS: SkStorage<UdpFlows> = SkStorage::new();
+
+#[btf_map]
+#[unsafe(export_name = "settings")]
+static SETTINGS: Array<Settings, 1> = Array::new();
+
+#[btf_map]
+#[unsafe(export_name = "drop_stats")]
+static DROP_STATS: PerCpuArray<u64, { DropReason::COUNT as usize }> = PerCpuArray::new();
+
+/// 1 where `bpf_set_retval` exists for these programs (Linux 6.1). Frozen at
+/// load, so the verifier drops the branch that a kernel lacks.
+#[unsafe(export_name = "HAS_SET_RETVAL")]
+pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);
+
+/// The settings; the element of an array always exists.
+#[inline(always)]
+pub fn settings() -> Option<*mut Settings> {
+    SETTINGS.get_ptr_mut(0)
+}
+
+/// Counts one refused or dropped connection or datagram.
+#[inline(always)]
+pub fn count(reason: DropReason) {
+    if let Some(counter) = DROP_STATS.get_ptr_mut(reason as u32) {
+        // SAFETY: the element is this CPU's own and outlives the program.
+        unsafe { *counter += 1 };
+    }
+}
+
+/// The look-ups of one socket program's run.
+pub struct SocketMaps<'a> {
+    ctx: &'a SockAddrContext,
+}
+
+impl<'a> SocketMaps<'a> {
+    #[inline(always)]
+    pub fn new(ctx: &'a SockAddrContext) -> Self {
+        Self { ctx }
+    }
+}
+
+/// Words of a `Frontend`, in memory order.
+type FrontendWords = [u32; size_of::<Frontend>() / 4];
+
+/// Copies a frontend out of its element, `None` if the element was recycled meanwhile.
+///
+/// The kernel writes an element's value from its start to its end, so a key and
+/// a generation that are unchanged after the copy prove that the copy is whole.
+#[inline(always)]
+fn copy_frontend(element: *const Frontend, key: &FrontendKey) -> Option<Frontend> {
+    let words = element.cast::<FrontendWords>();
+    // SAFETY: the element is valid and aligned while the program runs.
+    let copy = unsafe { words.read_volatile() };
+    // SAFETY: the same; the compiler may not merge volatile reads.
+    let again = unsafe { element.cast::<[u32; 6]>().read_volatile() };
+    if again[0] != copy[0]
+        || again[1] != copy[1]
+        || again[2] != copy[2]
+        || again[3] != copy[3]
+        || again[4] != copy[4]
+        || again[5] != copy[5]
+    {
+        return None;
+    }
+    // SAFETY: same size, and only the agent writes this map, whole `Frontend`s.
+    let frontend: Frontend = unsafe { core::mem::transmute(copy) };
+    frontend.key.same(key).then_some(frontend)
+}
+
+impl Maps for SocketMaps<'_> {
+    #[inline(always)]
+    fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
+        let Some(element) = FRONTENDS.get_ptr(key) else {
+            return FrontendLookup::Missing;
+        };
+        if let Some(frontend) = copy_frontend(element, key) {
+            return FrontendLookup::Found(frontend);
+        }
+        let Some(element) = FRONTENDS.get_ptr(key) else {
+            return FrontendLookup::Missing;
+        };
+        match copy_frontend(element, key) {
+            Some(frontend) => FrontendLookup::Found(frontend),
+            None => FrontendLookup::Unstable,
+        }
+    }
+
+    #[inline(always)]
+    fn is_node_address(&self, address: &Address) -> bool {
+        NODE_ADDRESSES.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn is_cluster_ip(&self, address: &Address) -> bool {
+        VIPS.get_ptr(address).is_some()
+    }
+
+    #[inline(always)]
+    fn in_service_cidr(&self, address: &Address) -> bool {
+        SERVICE_CIDRS.get(&Key::new(128, *address)).is_some()
+    }
+
+    #[inline(always)]
+    fn table_entry(&self, table: TableRef, index: u32) -> Option<BackendId> {
+        let line = TABLES.get_value(table.chunk, &(table.first_line + index / IDS_PER_LINE))?;
+        line.backends.get((index % IDS_PER_LINE) as usize).copied()
+    }
+
+    #[inline(always)]
+    fn backend(&self, id: BackendId) -> Option<Backend> {
+        BACKENDS.get(id).copied()
+    }
+
+    #[inline(always)]
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity> {
+        let element = AFFINITY.get_ptr(key)?;
+        // SAFETY: the element is valid while the program runs. A torn copy is
+        // harmless: the backend's generation and set are checked afterwards.
+        Some(unsafe { *element })
+    }
+
+    #[inline(always)]
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
+        // An LRU map makes room by itself; if it cannot, the next connection picks anew.
+        let _ = AFFINITY.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn client(&self) -> u64 {
+        netns_cookie(self.ctx)
+    }
+
+    #[inline(always)]
+    fn client_is_host(&self) -> bool {
+        is_host(self.ctx)
+    }
+
+    #[inline(always)]
+    fn random(&self) -> u32 {
+        // SAFETY: takes nothing, returns a number.
+        unsafe { bpf_get_prandom_u32() }
+    }
+
+    #[inline(always)]
+    fn now_s(&self) -> u32 {
+        // SAFETY: takes nothing, returns a number.
+        (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
+    }
+}
+
+/// Cookie of the socket's network namespace.
+#[inline(always)]
+pub fn netns_cookie(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: `ctx` is this program's context.
+    unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
+}
+
+/// Whether the socket is in the host's network namespace.
+#[inline(always)]
+pub fn is_host(ctx: &SockAddrContext) -> bool {
+    let Some(settings) = settings() else {
+        return false;
+    };
+    // SAFETY: the element of an array map is always valid.
+    let host = unsafe { (*settings).host_netns_cookie };
+    host != 0 && host == netns_cookie(ctx)
+}

@@ -1,0 +1,81 @@
+//! connect(): TCP, and UDP sockets that connect.
+
+use super::{
+    ALLOW,
+    address::{self, Family},
+    flow, refuse, request,
+};
+use crate::maps::{self, SOCKET_FLOWS, SocketMaps};
+use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
+use proxy_common::{
+    SocketFlow,
+    decide::{Decision, Request, decide},
+};
+
+/// Translates the destination of a connect().
+#[inline(always)]
+pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let Some(request) = request::<F>(ctx) else {
+        return ALLOW;
+    };
+    match decide(&SocketMaps::new(ctx), &request, None) {
+        Decision::NotOurs => {
+            answer_probe(ctx, &request);
+            forget(ctx);
+            ALLOW
+        }
+        Decision::Forward(target) => {
+            remember(ctx, flow(&request, &target));
+            address::set::<F>(ctx, target.address, target.port);
+            ALLOW
+        }
+        Decision::Refuse(reason) => {
+            maps::count(reason);
+            forget(ctx);
+            refuse::connect::<F>(ctx, &request)
+        }
+    }
+}
+
+/// Keeps the translation with the socket, for getpeername() and recvmsg().
+/// Without memory for it the connection still works and shows its backend.
+#[inline(always)]
+fn remember(ctx: &SockAddrContext, mut flow: SocketFlow) {
+    // SAFETY: the context's socket is valid while the program runs.
+    let record = unsafe { SOCKET_FLOWS.get_or_insert_ptr_mut(ctx, Some(&mut flow)) };
+    if !record.is_null() {
+        // The socket may have had a record from an earlier connect().
+        // SAFETY: not null, and the storage lives as long as the socket.
+        unsafe { *record = flow };
+    }
+}
+
+/// Forgets what an earlier connect() of the same socket was translated to.
+#[inline(always)]
+fn forget(ctx: &SockAddrContext) {
+    // SAFETY: the context's socket is valid while the program runs.
+    let record = unsafe { SOCKET_FLOWS.get_ptr_mut(ctx) };
+    if !record.is_null() {
+        // SAFETY: not null, and the storage lives as long as the socket.
+        unsafe { (*record).used = 0 };
+    }
+}
+
+/// Tells the agent which network namespace its probe socket is in, and with it
+/// that the programs run for it.
+#[inline(always)]
+fn answer_probe(ctx: &SockAddrContext, request: &Request) {
+    if !request.destination.is_loopback() {
+        return;
+    }
+    let Some(settings) = maps::settings() else {
+        return;
+    };
+    // SAFETY: the element of an array map is always valid.
+    let probe = unsafe { (*settings).probe_socket_cookie };
+    // SAFETY: `ctx` is this program's context.
+    if probe != 0 && probe == unsafe { bpf_get_socket_cookie(ctx.as_ptr()) } {
+        // SAFETY: as above.
+        unsafe { (*settings).probe_netns_cookie = maps::netns_cookie(ctx) };
+    }
+}

@@ -1,0 +1,39 @@
+//! sendmsg() with a destination: unconnected UDP.
+
+use super::{
+    ALLOW,
+    address::{self, Family},
+    flow, refuse, request, udp_flows,
+};
+use crate::maps::{self, SocketMaps};
+use aya_ebpf::programs::SockAddrContext;
+use proxy_common::decide::{Decision, decide};
+
+/// Translates the destination of one datagram.
+///
+/// The socket keeps its backend for a frontend while that backend serves, so a
+/// conversation stays with one server and moves at once when it is gone (rule 26).
+#[inline(always)]
+pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
+    let Some(request) = request::<F>(ctx) else {
+        return ALLOW;
+    };
+    let kept = udp_flows::kept(ctx, &request.key());
+    match decide(&SocketMaps::new(ctx), &request, kept) {
+        Decision::NotOurs => {
+            udp_flows::forget_backend(ctx, request.destination, request.port);
+            ALLOW
+        }
+        Decision::Forward(target) => {
+            if kept != Some(target.backend) {
+                udp_flows::remember(ctx, &flow(&request, &target));
+            }
+            address::set::<F>(ctx, target.address, target.port);
+            ALLOW
+        }
+        Decision::Refuse(reason) => {
+            maps::count(reason);
+            refuse::sendmsg::<F>(ctx, &request)
+        }
+    }
+}
