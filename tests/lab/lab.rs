@@ -1,0 +1,375 @@
+//! The lab as a whole.
+
+use crate::agent::{AgentSetup, tail};
+use crate::manifests::{self, Manifest, ObjectId, service, slice};
+use crate::network::{
+    IpBatch, Member, NODE_SYSCTLS, PodNetwork, SWITCH_V4, SWITCH_V6, SYSCTLS, ip, lan_addresses,
+    member_commands, node_host, route_to_pods_of, switch_commands,
+};
+use crate::node::Node;
+use crate::peer::{Identity, Peer};
+use crate::reaper::{Reaper, Traces, remove_stale};
+use crate::retry::eventually;
+use crate::spawn::Netns;
+use crate::wire::{Dial, Transport};
+use anyhow::{Context, Result, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Last octets of the outside clients c1 and c2.
+const CLIENTS: [u8; 2] = [100, 101];
+/// ClusterIP of the Service by which the lab sees how far an agent has got.
+const BARRIER_IP: &str = "10.96.255.250";
+/// Port on which the switch answers.
+pub const SWITCH_PORT: u16 = 7;
+/// How long `eventually` waits.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A set of namespaces that plays nodes n1, n2, …, outside clients c1 and c2,
+/// and the switch between them.
+///
+/// The switch is everybody's default gateway and forwards nothing: no packet
+/// leaves the lab.
+#[derive(Debug)]
+pub struct Lab {
+    switch: Peer,
+    nodes: Vec<Node>,
+    clients: Vec<Peer>,
+    traces: Traces,
+    /// Serialises `settle`, whose Service has one port at a time.
+    barrier: Mutex<()>,
+    barriers: AtomicU32,
+    files: AtomicU32,
+    /// Last: it cleans up behind all the others.
+    reaper: Reaper,
+}
+
+impl Lab {
+    /// A lab of some nodes, with pod network `Routed`. No agent runs yet.
+    pub fn new(nodes: u8) -> Result<Self> {
+        Self::with_network(nodes, PodNetwork::default())
+    }
+
+    /// A lab with a pod network of choice.
+    pub fn with_network(nodes: u8, network: PodNetwork) -> Result<Self> {
+        let PodNetwork::Routed = network;
+        ensure!(
+            (1..=9).contains(&nodes),
+            "a lab has 1 to 9 nodes, not {nodes}"
+        );
+        remove_stale()?;
+        let traces = Traces::unique()?;
+        let reaper = Reaper::start(&traces)?;
+        for dir in [&traces.cgroup, &traces.pins, &traces.temp] {
+            fs::create_dir(dir).with_context(|| format!("make {dir:?}"))?;
+        }
+        for dir in ["manifests", "writing", "logs"] {
+            fs::create_dir(traces.temp.join(dir))?;
+        }
+
+        let outside = traces.cgroup.join("outside");
+        let switch_identity = Identity {
+            name: "switch".to_owned(),
+            node: None,
+            v4: SWITCH_V4,
+            v6: SWITCH_V6,
+        };
+        let switch = start_member(switch_identity, outside.join("switch"), &[])?;
+        let mut members = Vec::new();
+        for number in 1..=nodes {
+            let name = format!("n{number}");
+            members.push(member(
+                &name,
+                Some(&name),
+                node_host(number),
+                traces.cgroup.join(&name).join("host"),
+            )?);
+        }
+        let mut clients = Vec::new();
+        for (name, host) in ["c1", "c2"].into_iter().zip(CLIENTS) {
+            clients.push(member(name, None, host, outside.join(name))?);
+        }
+        connect(&switch, &members, &clients)?;
+        let nodes = (1..=nodes)
+            .zip(members)
+            .map(|(number, host)| new_node(number, host, &traces))
+            .collect();
+
+        let lab = Self {
+            switch: switch.serve(SWITCH_PORT)?,
+            nodes,
+            clients,
+            traces,
+            barrier: Mutex::new(()),
+            barriers: AtomicU32::new(0),
+            files: AtomicU32::new(0),
+            reaper,
+        };
+        for node in &lab.nodes {
+            lab.apply(&lab.node_manifest(node.name()))?;
+        }
+        Ok(lab)
+    }
+
+    /// Unique on this machine: `fairlead-lab-<pid>-<number>`.
+    pub fn name(&self) -> &str {
+        &self.traces.name
+    }
+
+    /// The node of this name.
+    ///
+    /// # Panics
+    /// If the lab has none: the test itself is wrong then.
+    pub fn node(&self, name: &str) -> &Node {
+        self.nodes
+            .iter()
+            .find(|node| node.name() == name)
+            .unwrap_or_else(|| panic!("no node {name} in this lab"))
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The outside client c1 or c2.
+    ///
+    /// # Panics
+    /// If there is no such client.
+    pub fn client(&self, name: &str) -> &Peer {
+        self.clients
+            .iter()
+            .find(|client| client.name() == name)
+            .unwrap_or_else(|| panic!("no client {name}"))
+    }
+
+    /// The switch: everybody's default gateway. It answers on [`SWITCH_PORT`],
+    /// and whatever a node sends out untranslated ends up here.
+    pub fn switch(&self) -> &Peer {
+        &self.switch
+    }
+
+    /// The Node object that the lab wrote for a node; apply a changed one to edit it.
+    pub fn node_manifest(&self, name: &str) -> manifests::Node {
+        let node = self.node(name);
+        manifests::node(name)
+            .internal_ip(&node.v4().to_string())
+            .internal_ip(&node.v6().to_string())
+    }
+
+    /// The directory that all agents of the lab read.
+    pub fn manifests_dir(&self) -> PathBuf {
+        self.traces.temp.join("manifests")
+    }
+
+    /// Writes an object, or replaces it.
+    pub fn apply(&self, manifest: &impl Manifest) -> Result<()> {
+        let text = serde_json::to_string_pretty(&manifest.to_json())?;
+        self.write(&manifest.id().file_name(), &text)
+    }
+
+    /// Writes any text as a manifest file; the same `name` again replaces it.
+    pub fn apply_yaml(&self, name: &str, text: &str) -> Result<()> {
+        self.write(&format!("{name}.yaml"), text)
+    }
+
+    /// Removes what [`Self::apply_yaml`] wrote.
+    pub fn delete_yaml(&self, name: &str) -> Result<()> {
+        self.unlink(&format!("{name}.yaml"))
+    }
+
+    /// Removes an object.
+    pub fn delete(&self, manifest: &impl Manifest) -> Result<()> {
+        self.delete_id(&manifest.id())
+    }
+
+    /// Removes an object by name.
+    pub fn delete_id(&self, id: &ObjectId) -> Result<()> {
+        self.unlink(&id.file_name())
+    }
+
+    fn unlink(&self, file: &str) -> Result<()> {
+        let path = self.manifests_dir().join(file);
+        fs::remove_file(&path).with_context(|| format!("remove {path:?}"))
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<()> {
+        // Written elsewhere on the same file system, so that no reader ever
+        // sees half a file or a name that goes away again.
+        let number = self.files.fetch_add(1, Ordering::Relaxed);
+        let draft = self.traces.temp.join("writing").join(number.to_string());
+        fs::write(&draft, text).with_context(|| format!("write {draft:?}"))?;
+        let path = self.manifests_dir().join(file);
+        fs::rename(&draft, &path).with_context(|| format!("rename to {path:?}"))
+    }
+
+    /// Flags for every agent's next start, besides those that the lab gives.
+    pub fn agent_flags<'a>(&self, flags: impl IntoIterator<Item = &'a str> + Clone) {
+        for node in &self.nodes {
+            node.agent_flags(flags.clone());
+        }
+    }
+
+    /// Starts an agent on every node; returns when all are healthy and have
+    /// programmed what was applied so far.
+    pub fn start_agents(&self) -> Result<()> {
+        for node in &self.nodes {
+            node.start_agent()?;
+        }
+        for node in &self.nodes {
+            node.wait_healthy()?;
+        }
+        self.settle()
+    }
+
+    /// Returns when every running agent has programmed what was applied so far.
+    pub fn settle(&self) -> Result<()> {
+        let nodes: Vec<&Node> = self.nodes.iter().filter(|node| node.has_agent()).collect();
+        self.settle_on(&nodes)
+    }
+
+    /// The same, on some nodes.
+    ///
+    /// Black box: a marker Service gets a new port, and every node must reach
+    /// it. Once is not enough, since the marker may be published ahead of
+    /// others of its batch; the second marker belongs to a later batch, which
+    /// begins when the first has been published whole.
+    pub fn settle_on(&self, nodes: &[&Node]) -> Result<()> {
+        let _one_at_a_time = self.barrier.lock().unwrap_or_else(PoisonError::into_inner);
+        self.apply(
+            &slice("barrier", "barrier")
+                .in_namespace("lab")
+                .port("b", SWITCH_PORT)
+                .address(&SWITCH_V4.to_string())
+                .ready(),
+        )?;
+        for _ in 0..2 {
+            let number = self.barriers.fetch_add(1, Ordering::Relaxed);
+            let port = 1024 + u16::try_from(number % 60_000)?;
+            self.apply(
+                &service("barrier")
+                    .in_namespace("lab")
+                    .cluster_ip(BARRIER_IP)
+                    .port("b", port, SWITCH_PORT),
+            )?;
+            let mut dial = Dial::new(Transport::Tcp, format!("{BARRIER_IP}:{port}").parse()?);
+            dial.timeout_ms = 300;
+            for node in nodes {
+                eventually(Duration::from_secs(10), || {
+                    node.host().dial(dial.clone())?.answered_by("switch")
+                })
+                .with_context(|| format!("wait until {} has seen all manifests", node.name()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tries a condition until it holds, for at most five seconds.
+    pub fn eventually<T>(&self, condition: impl FnMut() -> Result<T>) -> Result<T> {
+        eventually(PATIENCE, condition)
+    }
+
+    /// Tries a condition until it holds or the time is over.
+    pub fn within<T>(&self, deadline: Duration, condition: impl FnMut() -> Result<T>) -> Result<T> {
+        eventually(deadline, condition)
+    }
+
+    /// The last lines that each agent logged.
+    pub fn logs(&self) -> String {
+        let sections = self
+            .nodes
+            .iter()
+            .map(|node| (node.name(), tail(&node.log(), 40)));
+        sections
+            .filter(|(_, log)| !log.is_empty())
+            .map(|(name, log)| format!("--- log of {name} ends ---\n{log}\n"))
+            .collect()
+    }
+
+    /// Ends and removes everything, and says if that failed. `Drop` does the same silently.
+    pub fn close(mut self) -> Result<()> {
+        self.reaper.reap()
+    }
+
+    /// What must not exist once the lab is gone.
+    pub fn traces(&self) -> [&Path; 3] {
+        [&self.traces.cgroup, &self.traces.pins, &self.traces.temp]
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = self.reaper.reap() {
+            eprintln!("{}: {error:#}", self.traces.name);
+        }
+    }
+}
+
+fn member(name: &str, node: Option<&str>, host: u8, cgroup: PathBuf) -> Result<Peer> {
+    let (v4, v6) = lan_addresses(host);
+    let identity = Identity {
+        name: name.to_owned(),
+        node: node.map(str::to_owned),
+        v4,
+        v6,
+    };
+    let sysctls = if node.is_some() { NODE_SYSCTLS } else { &[] };
+    start_member(identity, cgroup, sysctls)
+}
+
+fn start_member(identity: Identity, cgroup: PathBuf, sysctls: &[(&str, &str)]) -> Result<Peer> {
+    let peer = Peer::start(identity, Netns::New, cgroup)?;
+    for (path, value) in SYSCTLS.iter().chain(sysctls) {
+        peer.sysctl(path, value)?;
+    }
+    Ok(peer)
+}
+
+/// Plugs everybody into the switch and gives them addresses and routes.
+fn connect(switch: &Peer, nodes: &[Peer], clients: &[Peer]) -> Result<()> {
+    let everybody = nodes.iter().chain(clients);
+    let plugs: Vec<Member<'_>> = everybody
+        .clone()
+        .map(|peer| Member {
+            name: peer.name(),
+            netns: peer.netns_fd(),
+        })
+        .collect();
+    ip(switch.netns_fd(), switch_commands(&plugs))?;
+    let mut running = Vec::new();
+    for peer in everybody {
+        let mut commands = member_commands(peer.v4().octets()[3]);
+        if peer.node_name().is_some() {
+            let others = (1..)
+                .zip(nodes)
+                .filter(|(_, other)| other.name() != peer.name());
+            commands.extend(others.map(|(number, _)| route_to_pods_of(number)));
+        }
+        running.push(IpBatch::start(peer.netns_fd(), commands)?);
+    }
+    // The switch answers pods, too.
+    running.push(IpBatch::start(
+        switch.netns_fd(),
+        (1..)
+            .zip(nodes)
+            .map(|(number, _)| route_to_pods_of(number))
+            .collect(),
+    )?);
+    running.into_iter().try_for_each(IpBatch::finish)
+}
+
+fn new_node(number: u8, host: Peer, traces: &Traces) -> Node {
+    let name = host.name().to_owned();
+    let setup = AgentSetup {
+        manifests: traces.temp.join("manifests"),
+        cgroup_root: traces.cgroup.join(&name),
+        pins: traces.pins.join(&name),
+        log: traces.temp.join("logs").join(&name),
+        extra_flags: Vec::new(),
+        node: name,
+    };
+    Node::new(number, host, setup)
+}

@@ -1,0 +1,281 @@
+//! A node of a lab: its host processes, its pods, its agent.
+
+use crate::agent::{Agent, AgentSetup, HEALTHZ, METRICS, tail};
+use crate::network::{SYSCTLS, ip, pod_addresses, pod_commands, pod_link_commands};
+use crate::peer::{Identity, Peer};
+use crate::program::fairlead;
+use crate::retry::eventually;
+use crate::spawn::{Netns, spawn};
+use crate::wire::HttpAnswer;
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::signal::Signal;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    number: u8,
+    /// The worker whose namespace is the node's.
+    host: Peer,
+    setup: Mutex<AgentSetup>,
+    agent: Mutex<Option<Agent>>,
+    next_pod: AtomicU8,
+}
+
+impl Node {
+    pub(crate) fn new(number: u8, host: Peer, setup: AgentSetup) -> Self {
+        // .1 stays free, as if it were the gateway's.
+        Self {
+            number,
+            host,
+            setup: Mutex::new(setup),
+            agent: Mutex::new(None),
+            next_pod: AtomicU8::new(2),
+        }
+    }
+
+    /// `n1` and so on.
+    pub fn name(&self) -> &str {
+        self.host.node_name().unwrap_or_default()
+    }
+
+    /// LAN address.
+    pub fn v4(&self) -> Ipv4Addr {
+        self.host.v4()
+    }
+
+    /// LAN address.
+    pub fn v6(&self) -> Ipv6Addr {
+        self.host.v6()
+    }
+
+    /// A process in the node's own namespace.
+    pub fn host(&self) -> &Peer {
+        &self.host
+    }
+
+    /// Root of the node's cgroup subtree.
+    pub fn cgroup(&self) -> PathBuf {
+        self.setup().cgroup_root.clone()
+    }
+
+    /// Where the node's agent pins its maps and links.
+    pub fn pins(&self) -> PathBuf {
+        self.setup().pins.clone()
+    }
+
+    /// Where the agent logs.
+    pub fn log(&self) -> PathBuf {
+        self.setup().log.clone()
+    }
+
+    fn setup(&self) -> MutexGuard<'_, AgentSetup> {
+        self.setup.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn agent(&self) -> MutexGuard<'_, Option<Agent>> {
+        self.agent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A new pod of this node. It ends with the last clone of the handle.
+    pub fn pod(&self, name: &str) -> Result<Peer> {
+        let number = self.next_pod.fetch_add(1, Ordering::Relaxed);
+        ensure!(number < 255, "{} is full", self.name());
+        let (v4, v6) = pod_addresses(self.number, number);
+        let identity = Identity {
+            name: name.to_owned(),
+            node: Some(self.name().to_owned()),
+            v4,
+            v6,
+        };
+        let pod = Peer::start(identity, Netns::New, self.cgroup().join("pods").join(name))?;
+        for (path, value) in SYSCTLS {
+            pod.sysctl(path, value)?;
+        }
+        let device = format!("pod{number}");
+        ip(
+            self.host.netns_fd(),
+            pod_link_commands(&device, self.number, number, pod.netns_fd()),
+        )?;
+        ip(pod.netns_fd(), pod_commands(self.number, number))?;
+        Ok(pod)
+    }
+
+    /// One more process in the node's own namespace.
+    pub fn process(&self, name: &str) -> Result<Peer> {
+        let identity = Identity {
+            name: name.to_owned(),
+            node: Some(self.name().to_owned()),
+            v4: self.v4(),
+            v6: self.v6(),
+        };
+        Peer::start(
+            identity,
+            Netns::Join(self.host.netns_fd()),
+            self.cgroup().join("host"),
+        )
+    }
+
+    /// Runs `ip` commands in the node's namespace, one a line, without the word `ip`.
+    pub fn ip(&self, commands: &str) -> Result<()> {
+        ip(self.host.netns_fd(), format!("{commands}\n"))
+    }
+
+    /// Starts the agent.
+    pub fn start_agent(&self) -> Result<()> {
+        let mut agent = self.agent();
+        ensure!(agent.is_none(), "{} has an agent already", self.name());
+        *agent = Some(Agent::start(&self.setup(), self.host.netns_fd())?);
+        Ok(())
+    }
+
+    /// Flags for the agent's next start, besides those that the lab gives.
+    pub fn agent_flags<'a>(&self, flags: impl IntoIterator<Item = &'a str>) {
+        self.setup().extra_flags = flags.into_iter().map(str::to_owned).collect();
+    }
+
+    /// Whether an agent was started and not stopped.
+    pub fn has_agent(&self) -> bool {
+        self.agent().is_some()
+    }
+
+    /// Process id of the agent.
+    pub fn agent_pid(&self) -> Result<u32> {
+        Ok(self
+            .agent()
+            .as_ref()
+            .with_context(|| format!("{} has no agent", self.name()))?
+            .pid())
+    }
+
+    /// SIGKILL to the agent.
+    pub fn kill_agent(&self) -> Result<()> {
+        self.take_agent()?.kill().map(drop)
+    }
+
+    /// SIGTERM to the agent, which must then end with success.
+    pub fn terminate_agent(&self) -> Result<()> {
+        let status = self.take_agent()?.terminate()?;
+        ensure!(
+            status.success(),
+            "the agent of {} ended with {status} on SIGTERM",
+            self.name()
+        );
+        Ok(())
+    }
+
+    /// SIGSTOP: the agent sees nothing until [`Self::resume_agent`].
+    pub fn pause_agent(&self) -> Result<()> {
+        self.signal_agent(Signal::SIGSTOP)
+    }
+
+    /// SIGCONT.
+    pub fn resume_agent(&self) -> Result<()> {
+        self.signal_agent(Signal::SIGCONT)
+    }
+
+    fn signal_agent(&self, signal: Signal) -> Result<()> {
+        self.agent()
+            .as_ref()
+            .with_context(|| format!("{} has no agent", self.name()))?
+            .signal(signal)
+    }
+
+    fn take_agent(&self) -> Result<Agent> {
+        self.agent()
+            .take()
+            .with_context(|| format!("{} has no agent", self.name()))
+    }
+
+    /// Waits until the agent says that it is healthy.
+    pub fn wait_healthy(&self) -> Result<()> {
+        eventually(Duration::from_secs(20), || {
+            if let Some(agent) = self.agent().as_mut() {
+                agent.check_alive()?;
+            }
+            let answer = self.host.http_get(&format!("http://{HEALTHZ}/healthz"))?;
+            ensure!(
+                answer.status == 200,
+                "/healthz says {}: {}",
+                answer.status,
+                answer.body
+            );
+            Ok(())
+        })
+        .with_context(|| {
+            format!(
+                "wait for the agent of {}; its log ends:\n{}",
+                self.name(),
+                tail(&self.log(), 30)
+            )
+        })
+    }
+
+    /// `GET` from within the node.
+    pub fn http_get(&self, url: &str) -> Result<HttpAnswer> {
+        self.host.http_get(url)
+    }
+
+    /// The agent's `/metrics`.
+    pub fn metrics(&self) -> Result<String> {
+        let answer = self.http_get(&format!("http://{METRICS}/metrics"))?;
+        ensure!(answer.status == 200, "/metrics says {}", answer.status);
+        Ok(answer.body)
+    }
+
+    /// Runs `fairlead ARGS --pin-dir …` in the node and returns what it prints.
+    pub fn fairlead(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new(fairlead()?);
+        command.args(args).arg("--pin-dir").arg(self.pins());
+        self.run(command)
+    }
+
+    /// Runs `bpftool ARGS` in the node and returns what it prints.
+    pub fn bpftool(&self, args: &[&str]) -> Result<String> {
+        let mut command = Command::new("bpftool");
+        command.args(args);
+        self.run(command)
+    }
+
+    /// `bpftool map dump` of one of the agent's maps.
+    pub fn dump_map(&self, map: &str) -> Result<String> {
+        let path = self.pins().join(map);
+        self.bpftool(&["map", "dump", "pinned", path_str(&path)?])
+    }
+
+    fn run(&self, mut command: Command) -> Result<String> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let what = format!("{command:?}");
+        let child = spawn(
+            command,
+            Netns::Join(self.host.netns_fd()),
+            Some(&self.cgroup().join("host")),
+        )?;
+        let output = child
+            .wait_with_output()
+            .with_context(|| format!("wait for {what}"))?;
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        if !output.status.success() {
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            bail!(
+                "{what} on {}: {}\n{stdout}{stderr}",
+                self.name(),
+                output.status
+            );
+        }
+        Ok(stdout)
+    }
+}
+
+fn path_str(path: &Path) -> Result<&str> {
+    path.to_str()
+        .with_context(|| format!("{path:?} is not text"))
+}

@@ -1,0 +1,280 @@
+//! What the lab and a worker say to each other: one JSON line each way.
+
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+/// A transport that the workers speak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Transport {
+    /// TCP.
+    Tcp,
+    /// UDP.
+    Udp,
+}
+
+impl Transport {
+    /// Both, for tests that treat them alike.
+    pub const BOTH: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// The name that the Service API uses.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Tcp => "TCP",
+            Self::Udp => "UDP",
+        }
+    }
+}
+
+/// How a socket is opened and connected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dial {
+    /// TCP or UDP.
+    pub transport: Transport,
+    /// Where to.
+    pub to: SocketAddr,
+    /// Source to bind first.
+    pub from: Option<SocketAddr>,
+    /// Use an `AF_INET6` socket and `::ffff:a.b.c.d` for an IPv4 target.
+    pub mapped: bool,
+    /// Connect without blocking, then poll.
+    pub nonblocking: bool,
+    /// TCP: open with `MSG_FASTOPEN` data instead of `connect`.
+    pub fast_open: bool,
+    /// Keep the socket open afterwards, also when the dial failed.
+    pub hold: bool,
+    /// Bound of the connect and of the wait for an answer, each.
+    pub timeout_ms: u64,
+}
+
+impl Dial {
+    /// A plain blocking dial that closes its socket again.
+    pub fn new(transport: Transport, to: SocketAddr) -> Self {
+        Self {
+            transport,
+            to,
+            from: None,
+            mapped: false,
+            nonblocking: false,
+            fast_open: false,
+            hold: false,
+            timeout_ms: 3000,
+        }
+    }
+}
+
+/// A request to a worker.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Request {
+    /// Write below `/proc/sys` of the worker's network namespace.
+    Sysctl {
+        /// Path below `/proc/sys`.
+        path: String,
+        /// What to write.
+        value: String,
+    },
+    /// Listen, and answer as `name`.
+    Listen {
+        /// Pod name in the answers.
+        name: String,
+        /// TCP or UDP.
+        transport: Transport,
+        /// Address, possibly a wildcard.
+        address: IpAddr,
+        /// Port.
+        port: u16,
+    },
+    /// End all listeners on a port of a transport.
+    Unlisten {
+        /// TCP or UDP.
+        transport: Transport,
+        /// Port.
+        port: u16,
+    },
+    /// Datagrams that listeners got so far, by sender.
+    Received {
+        /// Port of the UDP listener.
+        port: u16,
+    },
+    /// Open a socket, connect it, read the answer.
+    Dial(Dial),
+    /// Connect an open socket again.
+    Redial {
+        /// The socket.
+        socket: u32,
+        /// Where to.
+        to: SocketAddr,
+        /// Bound of the connect and of the wait for an answer, each.
+        timeout_ms: u64,
+    },
+    /// `connect(AF_UNSPEC)`.
+    Dissolve {
+        /// The socket.
+        socket: u32,
+    },
+    /// `getpeername` and `getsockname`.
+    Names {
+        /// The socket.
+        socket: u32,
+    },
+    /// Send a line on a connected socket and read one.
+    Talk {
+        /// The socket.
+        socket: u32,
+        /// What to send.
+        line: String,
+        /// Bound of the wait for the answer.
+        timeout_ms: u64,
+    },
+    /// Open an unconnected UDP socket.
+    UdpSocket {
+        /// Bound to this; its family is the socket's.
+        from: SocketAddr,
+    },
+    /// `sendto` on an unconnected socket.
+    SendTo {
+        /// The socket.
+        socket: u32,
+        /// Where to.
+        to: SocketAddr,
+        /// What to send.
+        line: String,
+    },
+    /// `recvfrom` on an unconnected socket.
+    ReceiveFrom {
+        /// The socket.
+        socket: u32,
+        /// Bound of the wait.
+        timeout_ms: u64,
+    },
+    /// Close a socket.
+    Close {
+        /// The socket.
+        socket: u32,
+    },
+    /// Dial `count` times as fast as possible and count the outcomes.
+    Many {
+        /// How.
+        dial: Dial,
+        /// How often.
+        count: u32,
+    },
+    /// Dial again and again in the background until `StopLoad`.
+    StartLoad {
+        /// How.
+        dial: Dial,
+        /// Pause between dials.
+        every_us: u64,
+    },
+    /// Send datagrams from one unconnected socket, and read nothing, until `StopLoad`.
+    StartSender {
+        /// Source to bind.
+        from: SocketAddr,
+        /// Where to.
+        to: SocketAddr,
+        /// Pause between datagrams.
+        every_us: u64,
+    },
+    /// Counts of a background load so far; it goes on.
+    LoadSoFar {
+        /// The load.
+        load: u32,
+    },
+    /// End a background load.
+    StopLoad {
+        /// The load.
+        load: u32,
+    },
+    /// `GET` over HTTP/1.1.
+    Http {
+        /// Server.
+        to: SocketAddr,
+        /// Path.
+        path: String,
+    },
+}
+
+/// An error of a system call, as data: tests assert on it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// The call.
+    pub call: String,
+    /// `ECONNREFUSED` and the like; `TIMEOUT` if the bound of the request was hit.
+    pub errno: String,
+}
+
+/// What came of a dial or an exchange.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dialed {
+    /// The socket, if it is held.
+    pub socket: Option<u32>,
+    /// The line that came back.
+    pub line: Option<String>,
+    /// What failed.
+    pub failure: Option<Failure>,
+    /// What a non-blocking connect said at first.
+    pub first_errno: Option<String>,
+    /// `getpeername` after the connect.
+    pub peer_name: Option<SocketAddr>,
+    /// `getsockname` after the connect.
+    pub local_name: Option<SocketAddr>,
+    /// Source that `recvfrom` reported.
+    pub from: Option<SocketAddr>,
+    /// How long it took.
+    pub elapsed_ms: u64,
+}
+
+/// Outcomes of many dials.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Answers by pod.
+    pub answered: BTreeMap<String, u64>,
+    /// Failures by `call: errno`.
+    pub failed: BTreeMap<String, u64>,
+    /// How long it took.
+    pub elapsed_ms: u64,
+}
+
+/// `getpeername` and `getsockname`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    /// `getpeername`, or its errno.
+    pub peer: Result<SocketAddr, String>,
+    /// `getsockname`, or its errno.
+    pub local: Result<SocketAddr, String>,
+}
+
+/// An HTTP answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HttpAnswer {
+    /// Status code.
+    pub status: u16,
+    /// Headers, names in lower case.
+    pub headers: BTreeMap<String, String>,
+    /// Body.
+    pub body: String,
+}
+
+/// A worker's answer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reply {
+    /// Nothing to tell.
+    Done,
+    /// Id of a socket or a load.
+    Id(u32),
+    /// Of a dial or an exchange.
+    Dialed(Dialed),
+    /// Of many dials.
+    Counts(Counts),
+    /// Of `Names`.
+    Names(Names),
+    /// Of `Received`: datagrams by sender.
+    Received(BTreeMap<SocketAddr, u64>),
+    /// Of `Http`.
+    Http(HttpAnswer),
+    /// The request could not be carried out at all.
+    Error(String),
+}
