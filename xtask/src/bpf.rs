@@ -70,7 +70,6 @@ fn flags(linker: &Path) -> String {
         "-Ctarget-cpu=v3".into(),
         // Packet headers are not aligned, and the verifier allows for it:
         // words instead of bytes save a quarter of the instructions.
-        "-Ctarget-feature=+allows-misaligned-mem-access".into(),
         // aya-ebpf picks the register names of the machine by this one.
         format!("--cfg=bpf_target_arch=\"{}\"", env::consts::ARCH),
     ]

@@ -2,14 +2,10 @@
 
 use anyhow::Result;
 
-use crate::{bpf, command, paths};
+use crate::{bpf, command};
 
 /// Builds everything.
 pub(crate) fn run() -> Result<()> {
     bpf::run()?;
-    command::run(
-        command::clean("cargo")
-            .args(["build", "--workspace"])
-            .current_dir(paths::root()),
-    )
+    command::run(command::cargo().args(["build", "--workspace"]))
 }

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::paths;
+
 /// How often a long step says that it is still alive.
 const HEARTBEAT: Duration = Duration::from_secs(60);
 
@@ -48,6 +50,23 @@ fn leaks(name: &str) -> bool {
     rust.iter().any(|prefix| name.starts_with(prefix))
         && !KEPT.contains(&name)
         && !KEPT_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}
+
+/// The host's cargo, as the user called it (toolchain, target folder, flags),
+/// at the root. Only what describes the package xtask is taken away: some
+/// build scripts build again whenever those variables differ.
+pub(crate) fn cargo() -> Command {
+    let mut command = Command::new("cargo");
+    for (name, _) in env::vars_os() {
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|prefix| name.to_string_lossy().starts_with(prefix))
+        {
+            command.env_remove(name);
+        }
+    }
+    command.current_dir(paths::root());
+    command
 }
 
 /// Runs a command with our own output and input; fails unless it succeeds.

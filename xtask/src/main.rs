@@ -1,15 +1,21 @@
 //! Fairlead's developer commands: `cargo xtask VERB`. Each verb installs what
 //! it misses and says so, one line per step.
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod bpf;
 mod build;
 mod command;
+mod demo;
+mod kernels;
+mod lint;
 mod paths;
 mod setup;
+mod test;
 
 #[derive(Parser)]
 #[command(
@@ -28,18 +34,40 @@ enum Verb {
     Bpf,
     /// Build the BPF object and every crate
     Build,
+    /// Build everything and run the tests
+    Test(test::Options),
+    /// Build everything and run the demo
+    Demo {
+        /// Arguments of the demo
+        #[arg(last = true)]
+        arguments: Vec<OsString>,
+    },
+    /// Check formatting, lints and dependencies
+    Lint,
+    /// Run a smoke test on older kernels, in virtual machines
+    Kernels(kernels::Options),
 }
 
 fn main() -> ExitCode {
-    let outcome = match Options::parse().verb {
-        Verb::Bpf => bpf::run(),
-        Verb::Build => build::run(),
-    };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    match run(Options::parse().verb) {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// A verb that judges something answers with its verdict; others succeed or
+/// fail.
+fn run(verb: Verb) -> Result<ExitCode> {
+    match verb {
+        Verb::Test(options) => return test::run(&options),
+        Verb::Kernels(options) => return kernels::run(&options),
+        Verb::Bpf => bpf::run()?,
+        Verb::Build => build::run()?,
+        Verb::Demo { arguments } => demo::run(&arguments)?,
+        Verb::Lint => lint::run()?,
+    }
+    Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
@@ -10,8 +11,13 @@ use anyhow::{Context, Result};
 use crate::paths;
 
 pub(crate) mod apt;
+pub(crate) mod cargo_deny;
+pub(crate) mod control_plane;
+pub(crate) mod kernel;
 pub(crate) mod linker;
+pub(crate) mod mounts;
 pub(crate) mod toolchain;
+pub(crate) mod virtme;
 
 /// Runs one step: nothing but a line when its thing is there, else the action
 /// and the time it took. An error names the step.
@@ -33,8 +39,8 @@ pub(crate) struct CacheLock {
     _file: File,
 }
 
-/// Takes the lock of the cache folder, waiting for another run to end.
-pub(crate) fn lock() -> Result<CacheLock> {
+/// Takes the lock of one thing in the cache, waiting for another run to end.
+pub(crate) fn lock(thing: &str) -> Result<CacheLock> {
     let cache = paths::cache()?;
     fs::create_dir_all(&cache).with_context(|| {
         format!(
@@ -42,7 +48,7 @@ pub(crate) fn lock() -> Result<CacheLock> {
             cache.display()
         )
     })?;
-    let path = cache.join("lock");
+    let path = cache.join(format!("{thing}.lock"));
     let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => {}
@@ -61,11 +67,16 @@ pub(crate) fn lock() -> Result<CacheLock> {
     Ok(CacheLock { _file: file })
 }
 
-/// Removes a folder that an earlier run may have left half made.
-pub(crate) fn clear(dir: &std::path::Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
+/// Removes what an earlier run may have left half made.
+pub(crate) fn clear(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() {
+        fs::remove_dir_all(path)
+    } else {
+        fs::remove_file(path)
+    };
+    match removed {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", dir.display()))
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
         }
         _ => Ok(()),
     }

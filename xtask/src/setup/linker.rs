@@ -31,7 +31,7 @@ pub(crate) fn linker() -> Result<PathBuf> {
         "bpf-linker",
         &[&llvm_dev, &polly_dev, "zlib1g-dev", "libzstd-dev"],
     )?;
-    let _lock = lock()?;
+    let _lock = lock("bpf-linker")?;
     // Another run may have built it while this one waited.
     step(&name, fits(&cached), || build(&home))?;
     Ok(cached)
