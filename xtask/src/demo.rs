@@ -6,11 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use crate::{build, paths, test};
+use crate::setup::lab;
+use crate::{build, paths};
 
 /// Runs the demo with the arguments that follow `--`.
 pub(crate) fn run(arguments: &[OsString]) -> Result<()> {
-    test::prepare_lab()?;
+    lab::prepare()?;
     build::run()?;
     let program = paths::target().join("debug/demo");
     // It takes this process's place: its signals, terminal and exit code are

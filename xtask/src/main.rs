@@ -30,6 +30,8 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Get all that the other verbs need, which they else get when they need it
+    Setup,
     /// Build the BPF object that the agent embeds
     Bpf,
     /// Build the BPF object and every crate
@@ -64,6 +66,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Test(options) => return test::run(&options),
         Verb::Kernels(options) => return kernels::run(&options),
+        Verb::Setup => setup::run()?,
         Verb::Bpf => bpf::run()?,
         Verb::Build => build::run()?,
         Verb::Demo { arguments } => demo::run(&arguments)?,

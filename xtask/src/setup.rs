@@ -14,10 +14,25 @@ pub(crate) mod apt;
 pub(crate) mod cargo_deny;
 pub(crate) mod control_plane;
 pub(crate) mod kernel;
+pub(crate) mod lab;
 pub(crate) mod linker;
-pub(crate) mod mounts;
 pub(crate) mod toolchain;
 pub(crate) mod virtme;
+
+/// `cargo xtask setup`: all steps of all verbs.
+pub(crate) fn run() -> Result<()> {
+    linker::linker()?;
+    toolchain::toolchain()?;
+    lab::prepare()?;
+    cargo_deny::cargo_deny()?;
+    virtme::virtme()?;
+    for kernel in &kernel::KERNELS {
+        kernel.image()?;
+    }
+    // Last, for it takes longest.
+    control_plane::control_plane()?;
+    Ok(())
+}
 
 /// Runs one step: nothing but a line when its thing is there, else the action
 /// and the time it took. An error names the step.

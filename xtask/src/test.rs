@@ -8,14 +8,11 @@ use clap::{Args, ValueEnum};
 
 use self::count::Count;
 use self::targets::Target;
-use crate::setup::{apt, control_plane, mounts};
+use crate::setup::{control_plane, lab};
 use crate::{build, command};
 
 mod count;
 mod targets;
-
-/// What the lab and its tests call.
-const LAB_PACKAGES: [&str; 5] = ["bpftool", "iproute2", "iptables", "nftables", "procps"];
 
 /// Options of `cargo xtask test`.
 #[derive(Args)]
@@ -64,17 +61,6 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     Ok(conclude(&reports))
 }
 
-/// Makes this machine fit for labs.
-pub(crate) fn prepare_lab() -> Result<()> {
-    let id = command::output(Command::new("id").arg("-u"))?;
-    ensure!(
-        id.trim() == "0",
-        "network namespaces and BPF programs need root: run it as root (sudo -E)"
-    );
-    apt::packages("the lab", &LAB_PACKAGES)?;
-    mounts::mounts()
-}
-
 fn report(tier: Tier, options: &Options, targets: &[Target]) -> Report {
     eprintln!("test: {tier} tier");
     let begun = Instant::now();
@@ -98,11 +84,11 @@ fn run_tier(tier: Tier, options: &Options, targets: &[Target], count: &mut Count
     let mut commands = match tier {
         Tier::Unit => unit(options, targets),
         Tier::Lab => {
-            prepare_lab()?;
+            lab::prepare()?;
             vec![serial(tier, options, targets)?]
         }
         Tier::Cluster => {
-            prepare_lab()?;
+            lab::prepare()?;
             let programs = control_plane::control_plane()?;
             let mut command = serial(tier, options, targets)?;
             command.env("FAIRLEAD_CONTROL_PLANE", programs);

@@ -1,19 +1,33 @@
-//! File systems that BPF programs are pinned in and attached to.
+//! What labs need of this machine: root, the programs that they call, and the
+//! file systems that BPF programs are pinned in and attached to.
 
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
-use super::step;
+use super::{apt, step};
 use crate::command;
 
 /// Where a machine without any cgroup v2 gets it; the lab looks for the mount,
 /// not for a path.
 const CGROUP: &str = "/run/fairlead-cgroup2";
 
-/// Mounts what is missing.
-pub(crate) fn mounts() -> Result<()> {
+/// What the lab and its tests call.
+const PACKAGES: [&str; 5] = ["bpftool", "iproute2", "iptables", "nftables", "procps"];
+
+/// Makes this machine fit for labs.
+pub(crate) fn prepare() -> Result<()> {
+    let user = command::output(command::clean("id").arg("-u"))?;
+    ensure!(
+        user.trim() == "0",
+        "network namespaces and BPF programs need root: run it as root (sudo -E)"
+    );
+    apt::packages("the lab", &PACKAGES)?;
+    mount_missing()
+}
+
+fn mount_missing() -> Result<()> {
     let table = fs::read_to_string("/proc/self/mounts").context("cannot read /proc/self/mounts")?;
     let bpffs = mounted(&table).any(|(dir, kind)| kind == "bpf" && dir == "/sys/fs/bpf");
     step("bpffs at /sys/fs/bpf", bpffs, || {
