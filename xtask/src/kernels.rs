@@ -113,7 +113,11 @@ fn boot(kernel: &Kernel, programs: &Path, shell_command: &str) -> Result<()> {
             "--user",
             "root",
         ])
-        .args(["--", shell_command])
+        // virtme-ng mounts everything that we need but this.
+        .args([
+            "--",
+            &format!("mount -t bpf bpf /sys/fs/bpf && {shell_command}"),
+        ])
         // virtme-ng calls its other programs by name.
         .env("PATH", path)
         .current_dir(paths::root())

@@ -88,10 +88,9 @@ fn run_tier(tier: Tier, options: &Options, targets: &[Target], count: &mut Count
             vec![serial(tier, options, targets)?]
         }
         Tier::Cluster => {
-            lab::prepare()?;
-            let programs = control_plane::control_plane()?;
             let mut command = serial(tier, options, targets)?;
-            command.env("FAIRLEAD_CONTROL_PLANE", programs);
+            lab::prepare()?;
+            command.env("FAIRLEAD_CONTROL_PLANE", control_plane::control_plane()?);
             vec![command]
         }
     };
