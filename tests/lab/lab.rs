@@ -300,6 +300,12 @@ impl Lab {
     }
 }
 
+impl AsRef<Self> for Lab {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl Drop for Lab {
     fn drop(&mut self) {
         if let Err(error) = self.reaper.reap() {

@@ -21,6 +21,7 @@
 //! again, also when a test is killed.
 
 mod agent;
+mod cast;
 mod cgroup;
 mod lab;
 pub mod manifests;
@@ -36,6 +37,7 @@ mod story;
 pub mod wire;
 
 pub use agent::{HEALTHZ, METRICS};
+pub use cast::{BACKEND_PORT, Cast, SERVICE_CIDRS};
 pub use lab::{Lab, SWITCH_PORT};
 pub use network::{PodNetwork, SWITCH_V4, SWITCH_V6};
 pub use node::Node;

@@ -121,11 +121,6 @@ impl Node {
         )
     }
 
-    /// Runs `ip` commands in the node's namespace, one a line, without the word `ip`.
-    pub fn ip(&self, commands: &str) -> Result<()> {
-        ip(self.host.netns_fd(), format!("{commands}\n"))
-    }
-
     /// Starts the agent.
     pub fn start_agent(&self) -> Result<()> {
         let mut agent = self.agent();

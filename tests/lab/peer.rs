@@ -1,5 +1,6 @@
 //! A worker in one of the lab's namespaces: a pod, a host process, an outside client.
 
+use crate::network::ip;
 use crate::outcome::Outcome;
 use crate::program::sibling;
 use crate::spawn::{Netns, netns_of, spawn};
@@ -155,6 +156,11 @@ impl Peer {
             value: value.to_owned(),
         })
         .map(drop)
+    }
+
+    /// Runs `ip` commands in its network namespace, one a line, without the word `ip`.
+    pub fn ip(&self, commands: &str) -> Result<()> {
+        ip(&self.inner.netns, format!("{commands}\n"))
     }
 
     /// Answers on `port`, TCP and UDP, both families, as its own name.

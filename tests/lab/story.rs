@@ -8,17 +8,17 @@ use std::sync::OnceLock;
 /// A lab that the tests of one target share, built by the first that needs it.
 ///
 /// It is a static, so nothing drops it: its reaper cleans up when the process ends.
-pub struct SharedLab {
-    build: fn() -> Result<Lab>,
-    lab: OnceLock<Result<Lab, String>>,
+pub struct SharedLab<W: 'static = Lab> {
+    build: fn() -> Result<W>,
+    world: OnceLock<Result<W, String>>,
 }
 
-impl SharedLab {
-    /// A lab that `build` makes.
-    pub const fn new(build: fn() -> Result<Lab>) -> Self {
+impl<W: AsRef<Lab>> SharedLab<W> {
+    /// A lab, or what stands in it, that `build` makes.
+    pub const fn new(build: fn() -> Result<W>) -> Self {
         Self {
             build,
-            lab: OnceLock::new(),
+            world: OnceLock::new(),
         }
     }
 
@@ -26,12 +26,12 @@ impl SharedLab {
     ///
     /// # Panics
     /// If the lab cannot be built or the story fails.
-    pub fn story(&self, tell: impl FnOnce(&Lab) -> Result<()>) {
+    pub fn story(&self, tell: impl FnOnce(&W) -> Result<()>) {
         match self
-            .lab
+            .world
             .get_or_init(|| (self.build)().map_err(|error| format!("{error:#}")))
         {
-            Ok(lab) => judge(lab, tell),
+            Ok(world) => judge(world, tell),
             Err(error) => panic!("cannot build the lab: {error}"),
         }
     }
@@ -53,8 +53,8 @@ pub fn story(build: impl FnOnce() -> Result<Lab>, tell: impl FnOnce(&Lab) -> Res
     }
 }
 
-fn judge(lab: &Lab, tell: impl FnOnce(&Lab) -> Result<()>) {
-    if let Err(error) = tell(lab) {
-        panic!("{error:#}\n{}", lab.logs());
+fn judge<W: AsRef<Lab>>(world: &W, tell: impl FnOnce(&W) -> Result<()>) {
+    if let Err(error) = tell(world) {
+        panic!("{error:#}\n{}", world.as_ref().logs());
     }
 }

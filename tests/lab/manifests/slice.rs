@@ -153,6 +153,20 @@ impl Slice {
         self.set("hints", json!({ "forNodes": nodes }))
     }
 
+    /// `hints` of both kinds.
+    pub fn for_zones_and_nodes(self, zones: &[&str], nodes: &[&str]) -> Self {
+        let named = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| json!({ "name": name }))
+                .collect::<Vec<Value>>()
+        };
+        self.set(
+            "hints",
+            json!({ "forZones": named(zones), "forNodes": named(nodes) }),
+        )
+    }
+
     /// Any field of the endpoint added last.
     pub fn set(mut self, name: &str, value: Value) -> Self {
         if let Some(endpoint) = self.endpoints.last_mut() {

@@ -1,0 +1,105 @@
+//! The usual cast of a story.
+
+use crate::lab::Lab;
+use crate::manifests::{Service, Slice, service, slice};
+use crate::outcome::Outcome;
+use crate::peer::Peer;
+use crate::wire::{Dial, Transport};
+use anyhow::Result;
+use std::ops::Deref;
+
+/// Port on which the cast's backends answer, TCP and UDP.
+pub const BACKEND_PORT: u16 = 8080;
+
+/// The ClusterIPs of the lab's address plan, as the agent's option takes them.
+pub const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:96::/112";
+
+/// Three nodes with an agent each; backends `b1`, `b2`, `b3`, one on each node;
+/// a pod `client` on n1.
+#[derive(Debug)]
+pub struct Cast {
+    lab: Lab,
+    /// Backend on n1.
+    pub b1: Peer,
+    /// Backend on n2.
+    pub b2: Peer,
+    /// Backend on n3.
+    pub b3: Peer,
+    /// Pod on n1.
+    pub client: Peer,
+}
+
+impl Cast {
+    /// Builds the lab and starts the agents, which know the service CIDRs.
+    pub fn new() -> Result<Self> {
+        let lab = Lab::new(3)?;
+        lab.agent_flags(["--service-cidrs", SERVICE_CIDRS]);
+        let backend = |name, node| lab.node(node).pod(name)?.serve(BACKEND_PORT);
+        let (b1, b2, b3) = (
+            backend("b1", "n1")?,
+            backend("b2", "n2")?,
+            backend("b3", "n3")?,
+        );
+        let client = lab.node("n1").pod("client")?;
+        lab.start_agents()?;
+        Ok(Self {
+            lab,
+            b1,
+            b2,
+            b3,
+            client,
+        })
+    }
+
+    /// The host process of n1.
+    pub fn host(&self) -> &Peer {
+        self.lab.node("n1").host()
+    }
+
+    /// The pod and the host process of n1: most rules hold for both.
+    pub fn insiders(&self) -> [&Peer; 2] {
+        [&self.client, self.host()]
+    }
+
+    /// A Service with a TCP port `http` 80 and a UDP port `dns` 53, on a ClusterIP.
+    pub fn service(&self, name: &str, cluster_ip: &str) -> Service {
+        service(name)
+            .cluster_ip(cluster_ip)
+            .port("http", 80, BACKEND_PORT)
+            .udp_port("dns", 53, BACKEND_PORT)
+    }
+
+    /// A slice for such a Service, still without endpoints.
+    pub fn slice(&self, name: &str, service: &str) -> Slice {
+        slice(name, service)
+            .port("http", BACKEND_PORT)
+            .udp_port("dns", BACKEND_PORT)
+    }
+
+    /// A slice of this Service with these pods, all ready, named for the Service.
+    pub fn ready(&self, service: &str, pods: &[&Peer]) -> Slice {
+        self.slice(service, service)
+            .ready_endpoints(pods.iter().copied())
+    }
+
+    /// A dial that gives up soon, for when no answer is expected.
+    pub fn try_briefly(&self, from: &Peer, transport: Transport, to: &str) -> Result<Outcome> {
+        let mut dial = Dial::new(transport, to.parse()?);
+        dial.timeout_ms = 400;
+        from.dial(dial)
+    }
+}
+
+impl Deref for Cast {
+    type Target = Lab;
+
+    fn deref(&self) -> &Lab {
+        &self.lab
+    }
+}
+
+impl AsRef<Lab> for Cast {
+    fn as_ref(&self) -> &Lab {
+        &self.lab
+    }
+}
