@@ -11,7 +11,18 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// BPF copies and compares it by words.
 #[repr(C, align(4))]
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, FromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 pub struct Address {
     /// Network byte order.
@@ -26,7 +37,9 @@ impl Address {
 
     /// An IPv4 address in its mapped form.
     pub const fn from_v4(v4: Ipv4Addr) -> Self {
-        Self { bytes: v4.to_ipv6_mapped().octets() }
+        Self {
+            bytes: v4.to_ipv6_mapped().octets(),
+        }
     }
 
     /// The address whose four words in memory are `words` (as BPF contexts give IPv6).
@@ -73,7 +86,11 @@ impl Address {
     /// The wildcard of this address's family.
     #[inline(always)]
     pub fn wildcard(self) -> Self {
-        if self.is_v4() { Self::from_v4_word(0) } else { Self::from_words([0; 4]) }
+        if self.is_v4() {
+            Self::from_v4_word(0)
+        } else {
+            Self::from_words([0; 4])
+        }
     }
 
     /// Equality by words; BPF has no `memcmp` worth its instructions.

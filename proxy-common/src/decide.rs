@@ -5,8 +5,8 @@
 //! so this is where their logic is tested).
 
 use crate::{
-    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend, FrontendKey, Protocol,
-    Scope, TableRef,
+    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend,
+    FrontendKey, Protocol, Scope, TableRef,
 };
 
 /// What a look-up in `frontends` found.
@@ -70,7 +70,12 @@ impl Request {
 
     #[inline(always)]
     fn key_at(&self, address: Address) -> FrontendKey {
-        FrontendKey { address, port: self.port, protocol: self.protocol, scope: self.scope }
+        FrontendKey {
+            address,
+            port: self.port,
+            protocol: self.protocol,
+            scope: self.scope,
+        }
     }
 }
 
@@ -135,8 +140,11 @@ fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Frontend>
         return Ok(Some(exact));
     }
     let address = &request.destination;
-    let has_node_ports =
-        if address.is_loopback() { maps.client_is_host() } else { maps.is_node_address(address) };
+    let has_node_ports = if address.is_loopback() {
+        maps.client_is_host()
+    } else {
+        maps.is_node_address(address)
+    };
     if has_node_ports {
         return stable(maps.frontend(&request.key_at(address.wildcard())));
     }
@@ -160,7 +168,11 @@ fn stable(lookup: FrontendLookup) -> Result<Option<Frontend>, DropReason> {
 
 /// Picks a backend of a frontend: the kept one, then affinity, then chance.
 #[inline(always)]
-fn choose(maps: &impl Maps, frontend: &Frontend, kept: Option<BackendRef>) -> Result<Target, DropReason> {
+fn choose(
+    maps: &impl Maps,
+    frontend: &Frontend,
+    kept: Option<BackendRef>,
+) -> Result<Target, DropReason> {
     if let Some(kept) = kept
         && let Some(backend) = current(maps, frontend, kept)
         && backend.is_serving()
@@ -170,7 +182,11 @@ fn choose(maps: &impl Maps, frontend: &Frontend, kept: Option<BackendRef>) -> Re
     if frontend.affinity_timeout_s == 0 {
         return pick(maps, frontend);
     }
-    let key = AffinityKey { client: maps.client(), service: frontend.service, _reserved: 0 };
+    let key = AffinityKey {
+        client: maps.client(),
+        service: frontend.service,
+        _reserved: 0,
+    };
     let now_s = maps.now_s();
     let target = match remembered(maps, frontend, &key, now_s) {
         Some(target) => target,
@@ -178,28 +194,43 @@ fn choose(maps: &impl Maps, frontend: &Frontend, kept: Option<BackendRef>) -> Re
     };
     maps.remember_affinity(
         &key,
-        &Affinity { backend: target.backend.id, generation: target.backend.generation, last_used_s: now_s },
+        &Affinity {
+            backend: target.backend.id,
+            generation: target.backend.generation,
+            last_used_s: now_s,
+        },
     );
     Ok(target)
 }
 
 /// The backend of an affinity record that is fresh and in the set in force.
 #[inline(always)]
-fn remembered(maps: &impl Maps, frontend: &Frontend, key: &AffinityKey, now_s: u32) -> Option<Target> {
+fn remembered(
+    maps: &impl Maps,
+    frontend: &Frontend,
+    key: &AffinityKey,
+    now_s: u32,
+) -> Option<Target> {
     let record = maps.affinity(key)?;
     if now_s.wrapping_sub(record.last_used_s) >= frontend.affinity_timeout_s {
         return None;
     }
-    let reference = BackendRef { id: record.backend, generation: record.generation };
+    let reference = BackendRef {
+        id: record.backend,
+        generation: record.generation,
+    };
     let backend = current(maps, frontend, reference)?;
-    backend.in_set(frontend.set).then(|| target(reference, &backend))
+    backend
+        .in_set(frontend.set)
+        .then(|| target(reference, &backend))
 }
 
 /// A remembered backend, if its element still belongs to the same endpoint.
 #[inline(always)]
 fn current(maps: &impl Maps, frontend: &Frontend, reference: BackendRef) -> Option<Backend> {
     let backend = maps.backend(reference.id)?;
-    (backend.generation == reference.generation && backend.service == frontend.service).then_some(backend)
+    (backend.generation == reference.generation && backend.service == frontend.service)
+        .then_some(backend)
 }
 
 #[inline(always)]
@@ -207,12 +238,20 @@ fn pick(maps: &impl Maps, frontend: &Frontend) -> Result<Target, DropReason> {
     let Some(index) = maps.random().checked_rem(frontend.table.length) else {
         return Err(empty(frontend));
     };
-    let id = maps.table_entry(frontend.table, index).ok_or(DropReason::BackendMissing)?;
+    let id = maps
+        .table_entry(frontend.table, index)
+        .ok_or(DropReason::BackendMissing)?;
     let backend = maps.backend(id).ok_or(DropReason::BackendMissing)?;
     if backend.service != frontend.service {
         return Err(DropReason::BackendMissing);
     }
-    Ok(target(BackendRef { id, generation: backend.generation }, &backend))
+    Ok(target(
+        BackendRef {
+            id,
+            generation: backend.generation,
+        },
+        &backend,
+    ))
 }
 
 #[inline(always)]
@@ -225,5 +264,9 @@ fn empty(frontend: &Frontend) -> DropReason {
 
 #[inline(always)]
 fn target(backend: BackendRef, record: &Backend) -> Target {
-    Target { backend, address: record.address, port: record.port }
+    Target {
+        backend,
+        address: record.address,
+        port: record.port,
+    }
 }

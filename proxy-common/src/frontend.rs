@@ -6,7 +6,18 @@ use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 /// Transport protocol of a frontend; the values are IANA's protocol numbers.
 #[repr(u8)]
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 pub enum Protocol {
     /// TCP, RFC 9293.
@@ -42,7 +53,18 @@ impl Protocol {
 /// Where the client of a frontend stands.
 #[repr(u8)]
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 pub enum Scope {
     /// A pod or process of this node.
@@ -54,7 +76,18 @@ pub enum Scope {
 /// Which field of the Service gave the frontend its address.
 #[repr(u8)]
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 pub enum FrontendKind {
     /// `spec.clusterIPs`.
@@ -82,7 +115,18 @@ impl FrontendKind {
 /// Which endpoints a policy allows: all of the cluster, or those of this node.
 #[repr(u8)]
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 pub enum EndpointSet {
     /// Policy `Cluster`.
@@ -94,7 +138,18 @@ pub enum EndpointSet {
 /// Key of `frontends`.
 #[repr(C)]
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, TryFromBytes, IntoBytes, Immutable, KnownLayout,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
 )]
 pub struct FrontendKey {
     /// The frontend's address; [`Address::ANY_V4`] and [`Address::ANY_V6`]

@@ -30,7 +30,9 @@ impl ServiceRecord {
     /// `name` as the record holds it; `None` if it is too long.
     pub fn encode_name(name: &str) -> Option<[i8; Self::NAME_BYTES]> {
         let mut out = [0_u8; Self::NAME_BYTES];
-        out[..Self::NAME_BYTES - 1].get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        out[..Self::NAME_BYTES - 1]
+            .get_mut(..name.len())?
+            .copy_from_slice(name.as_bytes());
         Some(zerocopy::transmute!(out))
     }
 

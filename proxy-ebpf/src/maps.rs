@@ -22,55 +22,43 @@ const MMAPABLE: usize = 1 << 10; // BPF_F_MMAPABLE, include/uapi/linux/bpf.h
 
 type Chunk = Array<TableLine, { limits::LINES_PER_CHUNK as usize }, MMAPABLE>;
 
-#[btf_map]
-#[unsafe(export_name = "frontends")]
+#[btf_map(name = "frontends")]
 static FRONTENDS: HashMap<FrontendKey, Frontend, { limits::FRONTENDS_MAX as usize }> = HashMap::new();
 
-#[btf_map]
-#[unsafe(export_name = "backends")]
+#[btf_map(name = "backends")]
 static BACKENDS: Array<Backend, { limits::BACKENDS_MAX as usize }, MMAPABLE> = Array::new();
 
-#[btf_map]
-#[unsafe(export_name = "tables")]
+#[btf_map(name = "tables")]
 static TABLES: ArrayOfMaps<Chunk, { limits::CHUNKS_MAX as usize }> = ArrayOfMaps::new();
 
-#[btf_map]
-#[unsafe(export_name = "vips")]
+#[btf_map(name = "vips")]
 static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
 
-#[btf_map]
-#[unsafe(export_name = "node_addresses")]
+#[btf_map(name = "node_addresses")]
 static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> = HashMap::new();
 
-#[btf_map]
-#[unsafe(export_name = "service_cidrs")]
+#[btf_map(name = "service_cidrs")]
 static SERVICE_CIDRS: LpmTrie<Address, u32, { limits::SERVICE_CIDRS_MAX as usize }> = LpmTrie::new();
 
-#[btf_map]
-#[unsafe(export_name = "affinity")]
+#[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, { limits::AFFINITY_MAX as usize }> = LruHashMap::new();
 
 /// Only people and tools read it.
-#[btf_map]
-#[unsafe(export_name = "services")]
+#[btf_map(name = "services")]
 static SERVICES: HashMap<ServiceId, ServiceRecord, { limits::SERVICES_MAX as usize }> = HashMap::new();
 
 /// What a connected socket was translated from and to.
-#[btf_map]
-#[unsafe(export_name = "socket_flows")]
+#[btf_map(name = "socket_flows")]
 pub static SOCKET_FLOWS: SkStorage<SocketFlow> = SkStorage::new();
 
 /// The last few translations of an unconnected UDP socket.
-#[btf_map]
-#[unsafe(export_name = "udp_flows")]
+#[btf_map(name = "udp_flows")]
 pub static UDP_FLOWS: SkStorage<UdpFlows> = SkStorage::new();
 
-#[btf_map]
-#[unsafe(export_name = "settings")]
+#[btf_map(name = "settings")]
 static SETTINGS: Array<Settings, 1> = Array::new();
 
-#[btf_map]
-#[unsafe(export_name = "drop_stats")]
+#[btf_map(name = "drop_stats")]
 static DROP_STATS: PerCpuArray<u64, { DropReason::COUNT as usize }> = PerCpuArray::new();
 
 /// 1 where `bpf_set_retval` exists for these programs (Linux 6.1). Frozen at

@@ -1,0 +1,334 @@
+//! The one loop: events in, maps out.
+//!
+//! Events only mark Services dirty in the store. The loop takes whatever has
+//! arrived, resolves the marked Services and publishes them as one batch: at
+//! once when idle, and in a burst as many together as arrived during the last
+//! publish. The kernel's waits for readers run beside the loop.
+
+use crate::attach;
+use crate::config::{Config, SourceConfig};
+use crate::model::{ObjectName, Warning};
+use crate::observe::{Health, Metrics, serve_health, serve_metrics};
+use crate::publish::bpf::BpfKernel;
+use crate::publish::{Change, KernelError, Publisher, Retired};
+use crate::resolve;
+use crate::source::kube::KubeOptions;
+use crate::source::{self, Event};
+use crate::store::Store;
+use anyhow::{Context, Result, bail};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Events that may wait between source and loop.
+const QUEUE: usize = 4096;
+
+/// Events that are taken in before a publish, so that a flood cannot hold it up.
+const EVENTS_PER_PUBLISH: usize = 65_536;
+
+/// Pause before what failed is tried again, doubled up to the maximum.
+const RETRY_MIN: Duration = Duration::from_millis(500);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+type Freed = JoinHandle<(Retired, Result<(), KernelError>)>;
+
+/// Runs until SIGTERM or SIGINT. The data path stays in place afterwards.
+pub async fn run(config: Config) -> Result<()> {
+    for flag in &config.unused {
+        tracing::warn!("--{flag} does nothing in this version: there are no device programs yet");
+    }
+    attach::attach(&config.attach)?;
+    let kernel = BpfKernel::open(&config.attach.pin_dir)?;
+    let publisher = Publisher::restore(kernel).context("reading the pinned maps")?;
+    let metrics = Arc::new(Metrics::new(&config.attach.pin_dir, &config.attach.sizes));
+    let health = Arc::new(Health::default());
+    if let Some(address) = config.healthz {
+        serve_health(address, health.clone(), metrics.clone()).await?;
+    }
+    if let Some(address) = config.metrics {
+        serve_metrics(address, metrics.clone()).await?;
+    }
+    let (event_sender, events) = mpsc::channel(QUEUE);
+    let (address_sender, addresses) = watch::channel(None);
+    let source = tokio::spawn(run_source(config.clone(), event_sender));
+    let node_addresses = tokio::spawn(source::node_addresses::run(address_sender));
+    let agent = Agent {
+        store: Store::new(config.node_name.as_str().into()),
+        publisher,
+        metrics,
+        health,
+        pruned: false,
+        waiting_since: None,
+        retry: Retry::default(),
+        freed: None,
+        reported: BTreeMap::new(),
+        local_addresses: Vec::new(),
+        config,
+    };
+    let outcome = agent.run(events, addresses).await;
+    node_addresses.abort();
+    if source.is_finished() {
+        source.await.context("the source of objects failed")??;
+    } else {
+        source.abort();
+    }
+    outcome
+}
+
+async fn run_source(config: Config, events: mpsc::Sender<Event>) -> Result<()> {
+    match config.source {
+        SourceConfig::Manifests(directory) => {
+            tracing::info!(directory = %directory.display(), "objects come from manifests");
+            source::manifests::run(directory, events)
+                .await
+                .context("watching the manifests")
+        }
+        SourceConfig::Kubernetes {
+            kubeconfig,
+            servers,
+        } => {
+            let options = KubeOptions {
+                kubeconfig,
+                servers,
+                node_name: config.node_name.as_str().into(),
+                service_proxy_name: config.resolve.service_proxy_name,
+            };
+            source::kube::run(&options, events)
+                .await
+                .context("connecting to the API server")
+        }
+    }
+}
+
+struct Agent {
+    config: Config,
+    store: Store,
+    publisher: Publisher<BpfKernel>,
+    metrics: Arc<Metrics>,
+    health: Arc<Health>,
+    /// Whether what no Service asks for was removed since the start.
+    pruned: bool,
+    /// When the first change that the kernel does not have arrived.
+    waiting_since: Option<Instant>,
+    retry: Retry,
+    /// The wait for readers that is under way.
+    freed: Option<Freed>,
+    /// Warnings of the last resolve by Service, so that each is told once.
+    reported: BTreeMap<ObjectName, Vec<Warning>>,
+    local_addresses: Vec<IpAddr>,
+}
+
+/// Services that could not be published, and when to try them again.
+#[derive(Default)]
+struct Retry {
+    services: BTreeSet<ObjectName>,
+    attempts: u32,
+    at: Option<tokio::time::Instant>,
+}
+
+impl Retry {
+    fn schedule(&mut self, failed: BTreeSet<ObjectName>) {
+        self.services.extend(failed);
+        if self.services.is_empty() {
+            *self = Self::default();
+            return;
+        }
+        let pause = RETRY_MIN
+            .saturating_mul(1 << self.attempts.min(10))
+            .min(RETRY_MAX);
+        self.attempts += 1;
+        self.at = Some(tokio::time::Instant::now() + pause);
+    }
+
+    fn take_due(&mut self) -> BTreeSet<ObjectName> {
+        if self.at.is_some_and(|at| at <= tokio::time::Instant::now()) {
+            self.at = None;
+            return std::mem::take(&mut self.services);
+        }
+        BTreeSet::new()
+    }
+}
+
+impl Agent {
+    async fn run(
+        mut self,
+        mut events: mpsc::Receiver<Event>,
+        mut addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+    ) -> Result<()> {
+        let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
+        let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
+        loop {
+            let retry_at = self.retry.at;
+            tokio::select! {
+                biased;
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                event = events.recv() => match event {
+                    Some(event) => self.take_events(event, &mut events),
+                    None => bail!("the source of objects ended"),
+                },
+                changed = addresses.changed() => {
+                    changed.context("the watch of this node's addresses ended")?;
+                    self.local_addresses = addresses.borrow_and_update().clone().unwrap_or_default();
+                    self.publish_node_addresses()?;
+                }
+                () = wait_until(retry_at) => {}
+                freed = finished(&mut self.freed) => self.free(freed)?,
+            }
+            self.publish()?;
+            self.start_freeing();
+        }
+        tracing::info!("stopping; connections go on being translated");
+        Ok(())
+    }
+
+    /// Takes in the event and all that have arrived behind it.
+    fn take_events(&mut self, first: Event, more: &mut mpsc::Receiver<Event>) {
+        self.waiting_since.get_or_insert_with(Instant::now);
+        self.metrics.queued();
+        self.take_event(first);
+        for _ in 1..EVENTS_PER_PUBLISH {
+            match more.try_recv() {
+                Ok(event) => self.take_event(event),
+                Err(_) => break,
+            }
+        }
+    }
+
+    fn take_event(&mut self, event: Event) {
+        if let Event::Warning(warning) = &event {
+            self.warn(warning);
+        }
+        self.store.apply(event);
+    }
+
+    fn warn(&self, warning: &Warning) {
+        self.metrics.warned(warning);
+        tracing::warn!(reason = warning.reason.as_str(), "{warning}");
+    }
+
+    /// Publishes what is marked, once the first complete lists are in.
+    fn publish(&mut self) -> Result<()> {
+        if !self.store.complete() {
+            return Ok(());
+        }
+        let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
+        dirty.extend(self.retry.take_due());
+        if !self.pruned {
+            dirty.extend(self.publisher.known_services().cloned());
+        } else if dirty.is_empty() {
+            self.waiting_since = None;
+            return Ok(());
+        }
+        self.health.pending();
+        let started = Instant::now();
+        let waited_from = self.waiting_since.take().unwrap_or(started);
+        let changes: Vec<Change> = dirty.into_iter().map(|name| self.resolve(name)).collect();
+        let services = changes.len();
+        let failures = self.publisher.publish(changes);
+        for (service, error) in &failures {
+            tracing::error!(%service, "not published as asked, it keeps what it had: {error}");
+        }
+        if !self.pruned {
+            self.publisher
+                .prune()
+                .context("removing what no Service asks for")?;
+            self.publish_node_addresses()?;
+            self.pruned = true;
+            tracing::info!(services, took = ?started.elapsed(), "first complete publish");
+        }
+        tracing::debug!(services, took = ?started.elapsed(), "published");
+        self.metrics.published(
+            started.elapsed(),
+            waited_from.elapsed(),
+            failures.len(),
+            self.publisher.sizes(),
+        );
+        self.retry
+            .schedule(failures.into_iter().map(|(service, _)| service).collect());
+        if self.retry.services.is_empty() {
+            self.health.updated();
+        }
+        Ok(())
+    }
+
+    /// What this node shall do with a Service; new warnings are told.
+    fn resolve(&mut self, name: ObjectName) -> Change {
+        let Some((service, slices)) = self.store.view(&name) else {
+            self.reported.remove(&name);
+            return (name, None);
+        };
+        let is_cluster_ip = |ip| self.store.is_cluster_ip(ip);
+        let (resolved, warnings) = resolve::resolve(
+            service,
+            slices,
+            self.store.node(),
+            is_cluster_ip,
+            &self.config.resolve,
+        );
+        let known = self.reported.get(&name).map_or(&[][..], Vec::as_slice);
+        for warning in warnings.iter().filter(|warning| !known.contains(warning)) {
+            self.warn(warning);
+        }
+        if warnings.is_empty() {
+            self.reported.remove(&name);
+        } else {
+            self.reported.insert(name.clone(), warnings);
+        }
+        (name, Some(resolved))
+    }
+
+    fn publish_node_addresses(&mut self) -> Result<()> {
+        // Not before the first lists: an address that goes away while the agent
+        // is down is removed with everything else that is stale.
+        if !self.store.complete() {
+            return Ok(());
+        }
+        let node = self.store.internal_ips();
+        let serving = self
+            .config
+            .node_port_addresses
+            .select(&self.local_addresses, node);
+        self.publisher
+            .set_node_addresses(&serving.into_iter().collect())
+            .context("writing the addresses that serve NodePorts")
+    }
+
+    /// Starts the wait for readers of what was retired, unless one is under way.
+    fn start_freeing(&mut self) {
+        if self.freed.is_none()
+            && let Some((retired, grace)) = self.publisher.take_retired()
+        {
+            self.freed = Some(tokio::task::spawn_blocking(move || (retired, grace())));
+        }
+    }
+
+    fn free(&mut self, (retired, waited): (Retired, Result<(), KernelError>)) -> Result<()> {
+        self.freed = None;
+        waited.context("waiting for readers of replaced tables")?;
+        self.publisher
+            .free(retired)
+            .context("freeing what no program reads any more")
+    }
+}
+
+async fn wait_until(at: Option<tokio::time::Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn finished(freed: &mut Option<Freed>) -> (Retired, Result<(), KernelError>) {
+    match freed {
+        Some(task) => match task.await {
+            Ok(outcome) => outcome,
+            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+        },
+        None => std::future::pending().await,
+    }
+}

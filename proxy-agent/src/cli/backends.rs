@@ -1,0 +1,41 @@
+//! `fairlead backends`
+
+use super::{Inspect, print, table};
+use crate::observe::snapshot;
+use anyhow::{Context, Result};
+
+pub(super) fn run(inspect: &Inspect) -> Result<()> {
+    let ports = snapshot::read(&inspect.pin_dir)
+        .context("reading the maps: does an agent pin them there?")?;
+    print(inspect.output, &ports, || {
+        let mut table = table(&[
+            "SERVICE PORT",
+            "PROTOCOL",
+            "ID",
+            "BACKEND",
+            "NODE",
+            "STATE",
+            "NEW CONNECTIONS",
+        ]);
+        for port in &ports {
+            let in_use = port.in_use();
+            for backend in &port.backends {
+                table.add_row([
+                    port.name.clone(),
+                    port.protocol.clone(),
+                    backend.id.to_string(),
+                    backend.address.clone(),
+                    if backend.local { "this" } else { "other" }.to_owned(),
+                    backend.state.to_owned(),
+                    if in_use.contains(&backend.id) {
+                        "yes"
+                    } else {
+                        "no"
+                    }
+                    .to_owned(),
+                ]);
+            }
+        }
+        table
+    })
+}

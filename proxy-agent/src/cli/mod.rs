@@ -1,0 +1,121 @@
+//! The command line: one file per command.
+
+mod backends;
+mod services;
+mod status;
+
+use crate::agent;
+use crate::config::{Options, PIN_DIR};
+use anyhow::{Context, Result};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
+use std::path::PathBuf;
+use tracing_subscriber::EnvFilter;
+
+/// Services for Kubernetes nodes, in eBPF.
+#[derive(Debug, Parser)]
+#[command(name = "fairlead", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Watch Services and program the kernel of this node
+    Agent {
+        #[command(flatten)]
+        options: Box<Options>,
+        /// Form of the log
+        #[arg(long, value_enum, default_value_t = LogFormat::Text)]
+        log_format: LogFormat,
+        /// What is logged, such as `info` or `proxy_agent=debug`
+        #[arg(long, value_name = "FILTER", default_value = "info")]
+        log: String,
+    },
+    /// List service ports, their frontends and how many backends each has, from the pinned maps
+    Services(Inspect),
+    /// List the backends of service ports, from the pinned maps
+    Backends(Inspect),
+    /// Show hooks, maps and drops, from the kernel
+    Status(Inspect),
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Options of the commands that read the maps.
+#[derive(Args, Debug)]
+struct Inspect {
+    /// Directory where the agent pins its maps
+    #[arg(long, value_name = "DIR", default_value = PIN_DIR)]
+    pin_dir: PathBuf,
+    /// Form of the output
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    output: Output,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Output {
+    Table,
+    Json,
+}
+
+impl Cli {
+    /// Runs the command.
+    pub fn run(self) -> Result<()> {
+        match self.command {
+            Command::Agent {
+                options,
+                log_format,
+                log,
+            } => {
+                start_log(log_format, &log)?;
+                let config = options.resolve()?;
+                tokio::runtime::Runtime::new()
+                    .context("starting the runtime")?
+                    .block_on(agent::run(config))
+            }
+            Command::Services(inspect) => services::run(&inspect),
+            Command::Backends(inspect) => backends::run(&inspect),
+            Command::Status(inspect) => status::run(&inspect),
+        }
+    }
+}
+
+fn start_log(format: LogFormat, filter: &str) -> Result<()> {
+    let filter =
+        EnvFilter::try_new(filter).with_context(|| format!("--log {filter:?} is no filter"))?;
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(false).init(),
+        LogFormat::Json => log.json().init(),
+    }
+    Ok(())
+}
+
+/// Prints rows as a table, or what they were made from as JSON.
+fn print<T: Serialize>(
+    output: Output,
+    value: &T,
+    table: impl FnOnce() -> comfy_table::Table,
+) -> Result<()> {
+    match output {
+        Output::Json => println!("{}", serde_json::to_string_pretty(value)?),
+        Output::Table => println!("{}", table()),
+    }
+    Ok(())
+}
+
+fn table(header: &[&str]) -> comfy_table::Table {
+    let mut table = comfy_table::Table::new();
+    table
+        .load_style(comfy_table::presets::NOTHING)
+        .set_header(header);
+    table
+}

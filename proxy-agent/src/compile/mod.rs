@@ -1,0 +1,152 @@
+//! From a resolved service port to map elements: pure.
+
+use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
+use proxy_common::{
+    Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, Scope, ServiceId,
+    ServiceRecord, TableRef,
+};
+
+/// Address and port: what tells the backends of one service port apart.
+pub type BackendKey = (Address, u16);
+
+/// One backend of a service port, with its place in `backends`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendEntry {
+    /// The endpoint.
+    pub key: BackendKey,
+    /// Bits of [`Backend::state`].
+    pub state: u8,
+    /// 1 if the endpoint is on this node.
+    pub local: u8,
+    /// Index into `backends`.
+    pub id: BackendId,
+}
+
+/// Number of tables that a service port can have: two families, two sets.
+pub const TABLES_PER_PORT: usize = 4;
+
+/// Index of a table among those of its service port.
+pub fn table_index(is_v4: bool, set: EndpointSet) -> usize {
+    usize::from(!is_v4) * 2
+        + match set {
+            EndpointSet::Cluster => 0,
+            EndpointSet::Local => 1,
+        }
+}
+
+/// Bits of [`Backend::state`] for an endpoint. What resolve lists serves.
+pub fn state(endpoint: &ResolvedEndpoint) -> u8 {
+    let mut state = Backend::SERVING;
+    for (holds, bit) in [
+        (endpoint.in_cluster_set, Backend::IN_CLUSTER_SET),
+        (endpoint.in_local_set, Backend::IN_LOCAL_SET),
+    ] {
+        if holds {
+            state |= bit;
+        }
+    }
+    state
+}
+
+/// The key of `frontends` for a resolved frontend.
+pub fn frontend_key(frontend: &ResolvedFrontend, port: &PortKey) -> FrontendKey {
+    FrontendKey {
+        address: frontend.address,
+        port: frontend.port,
+        protocol: port.protocol,
+        scope: Scope::Internal,
+    }
+}
+
+/// Identity of a service port. The protocol belongs to it: a port that keeps
+/// its name and changes its protocol is another one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortKey {
+    /// `spec.ports[].name`.
+    pub name: Box<str>,
+    /// `spec.ports[].protocol`.
+    pub protocol: proxy_common::Protocol,
+}
+
+impl PortKey {
+    /// The identity of a resolved port.
+    pub fn of(port: &ResolvedPort) -> Self {
+        Self {
+            name: port.name.clone(),
+            protocol: port.protocol,
+        }
+    }
+}
+
+/// Which tables the frontends of a service port use.
+pub fn used_tables(frontends: &[ResolvedFrontend]) -> [bool; TABLES_PER_PORT] {
+    let mut used = [false; TABLES_PER_PORT];
+    for frontend in frontends {
+        used[table_index(frontend.address.is_v4(), frontend.set)] = true;
+    }
+    used
+}
+
+/// The ids of one table: the members of a set in one family, in the order of
+/// their addresses.
+pub fn members(backends: &[BackendEntry], table: usize) -> Vec<BackendId> {
+    backends
+        .iter()
+        .filter(|entry| {
+            let v4 = entry.key.0.is_v4();
+            [EndpointSet::Cluster, EndpointSet::Local]
+                .into_iter()
+                .any(|set| {
+                    let bit = match set {
+                        EndpointSet::Cluster => Backend::IN_CLUSTER_SET,
+                        EndpointSet::Local => Backend::IN_LOCAL_SET,
+                    };
+                    table_index(v4, set) == table && entry.state & bit != 0
+                })
+        })
+        .map(|entry| entry.id)
+        .collect()
+}
+
+/// The element of `frontends` for one frontend of a service port.
+pub fn frontend(
+    frontend: &ResolvedFrontend,
+    port: &PortKey,
+    service: ServiceId,
+    tables: &[TableRef; TABLES_PER_PORT],
+    backends: &[BackendEntry],
+    affinity_timeout_s: u32,
+) -> Frontend {
+    let is_v4 = frontend.address.is_v4();
+    let table = tables[table_index(is_v4, frontend.set)];
+    let elsewhere = frontend.set == EndpointSet::Local
+        && table.length == 0
+        && backends
+            .iter()
+            .any(|it| it.key.0.is_v4() == is_v4 && it.state & Backend::IN_CLUSTER_SET != 0);
+    Frontend {
+        key: frontend_key(frontend, port),
+        generation: 0,
+        service,
+        table,
+        affinity_timeout_s,
+        kind: frontend.kind,
+        set: frontend.set,
+        elsewhere: elsewhere.into(),
+        _reserved: 0,
+    }
+}
+
+/// The element of `services`; `None` if the name is longer than the API allows.
+pub fn service_record(
+    service: &crate::model::ObjectName,
+    port: &ResolvedPort,
+) -> Option<ServiceRecord> {
+    Some(ServiceRecord {
+        name: ServiceRecord::encode_name(&format!("{service}:{}", port.name))?,
+        protocol: port.protocol as u32,
+        internal_local: port.internal_local.into(),
+        external_local: port.external_local.into(),
+        _reserved: [0; 2],
+    })
+}

@@ -1,0 +1,418 @@
+//! Options of the agent: flags, and a file with the same names.
+//!
+//! A flag wins over the file, the file over the default. Names are kube-proxy's
+//! where it has the option.
+
+use crate::attach::{AttachOptions, MapSizes};
+use crate::resolve::ResolveOptions;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use ipnet::IpNet;
+use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
+use proxy_common::limits;
+use serde::Deserialize;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+/// Where maps and links are pinned unless `--pin-dir` says otherwise.
+pub const PIN_DIR: &str = "/sys/fs/bpf/fairlead";
+
+/// Options as given: everything optional.
+#[derive(Args, Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Options {
+    /// YAML file with these options under the same names
+    #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
+    pub config: Option<PathBuf>,
+    /// Kubeconfig with the address of the API server and credentials; in a pod the service account serves
+    #[arg(long, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Addresses of API servers, tried in turn; they win over the kubeconfig's
+    #[arg(long, value_name = "URL", value_delimiter = ',')]
+    pub master: Option<Vec<String>>,
+    /// Take objects from the manifests in this directory instead of an API server
+    #[arg(long, value_name = "DIR")]
+    pub manifests: Option<PathBuf>,
+    /// Name of this node as slices call it [default: $NODE_NAME, else the host's name]
+    #[arg(long, value_name = "NAME")]
+    pub hostname_override: Option<String>,
+    /// This node's address, which `--nodeport-addresses primary` means [default: the Node's InternalIPs]
+    #[arg(long, value_name = "IP")]
+    pub bind_address: Option<IpAddr>,
+    /// Where /healthz and /livez are served; "" for nowhere [default: 0.0.0.0:10256]
+    #[arg(long, value_name = "IP:PORT")]
+    pub healthz_bind_address: Option<String>,
+    /// Where /metrics is served; "" for nowhere [default: 127.0.0.1:10249]
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics_bind_address: Option<String>,
+    /// Ranges of this node's addresses that serve NodePorts, or `primary` [default: all but loopback]
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub nodeport_addresses: Option<Vec<String>>,
+    /// Pod address ranges; accepted for kube-proxy's sake, sockets need no such hint
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub cluster_cidr: Option<Vec<IpNet>>,
+    /// Service address ranges: connections to an unassigned address are refused
+    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
+    pub service_cidrs: Option<Vec<IpNet>>,
+    /// Uplink devices; this version has no device programs and only warns
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    pub devices: Option<Vec<String>>,
+    /// Cgroup v2 directory whose processes are served [default: the root of the hierarchy]
+    #[arg(long, value_name = "DIR")]
+    pub cgroup_root: Option<PathBuf>,
+    /// Directory on a BPF file system for maps and links [default: /sys/fs/bpf/fairlead]
+    #[arg(long, value_name = "DIR")]
+    pub pin_dir: Option<PathBuf>,
+    /// Translate only sockets of the host's network namespace (sidecar meshes) [default: false]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub host_namespace_only: Option<bool>,
+    /// Serve spec.externalIPs (anyone who may write a Service can claim an address: CVE-2020-8554) [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub external_ips: Option<bool>,
+    /// Value of the label service.kubernetes.io/service-proxy-name that means this proxy
+    #[arg(long, value_name = "NAME")]
+    pub service_proxy_name: Option<String>,
+    /// Room in map frontends, 136 bytes each [default: 65536]
+    #[arg(long, value_name = "N")]
+    pub frontends_max: Option<u32>,
+    /// Room in map backends, 32 bytes each [default: 262144]
+    #[arg(long, value_name = "N")]
+    pub backends_max: Option<u32>,
+    /// Room in map services (service ports), 264 bytes each [default: 65536]
+    #[arg(long, value_name = "N")]
+    pub services_max: Option<u32>,
+    /// Room in map affinity (clients with session affinity), 96 bytes each [default: 65536]
+    #[arg(long, value_name = "N")]
+    pub affinity_max: Option<u32>,
+}
+
+/// Takes the first that is set, field by field, without forgetting one.
+macro_rules! first_set {
+    ($flags:expr, $file:expr, [$($field:ident),* $(,)?]) => {{
+        let (Options { config, $($field),* }, file) = ($flags, $file);
+        Options { config, $($field: $field.or(file.$field)),* }
+    }};
+}
+
+impl Options {
+    /// Flags over the file that they name.
+    pub fn merged(self) -> Result<Self> {
+        let Some(path) = &self.config else {
+            return Ok(self);
+        };
+        let text =
+            std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
+        let file: Self = serde_saphyr::from_str(&text)
+            .with_context(|| format!("{} is no valid configuration", path.display()))?;
+        Ok(first_set!(
+            self,
+            file,
+            [
+                kubeconfig,
+                master,
+                manifests,
+                hostname_override,
+                bind_address,
+                healthz_bind_address,
+                metrics_bind_address,
+                nodeport_addresses,
+                cluster_cidr,
+                service_cidrs,
+                devices,
+                cgroup_root,
+                pin_dir,
+                host_namespace_only,
+                external_ips,
+                service_proxy_name,
+                frontends_max,
+                backends_max,
+                services_max,
+                affinity_max,
+            ]
+        ))
+    }
+
+    /// The configuration, with defaults and after checks.
+    pub fn resolve(self) -> Result<Config> {
+        let options = self.merged()?;
+        if options.manifests.is_some() && (options.kubeconfig.is_some() || options.master.is_some())
+        {
+            bail!("--manifests excludes --kubeconfig and --master: there is one source of objects");
+        }
+        let cgroup_root = match options.cgroup_root {
+            Some(path) => path,
+            None => cgroup_root()?,
+        };
+        let sizes = MapSizes {
+            frontends: options.frontends_max.unwrap_or(limits::FRONTENDS_MAX),
+            backends: options.backends_max.unwrap_or(limits::BACKENDS_MAX),
+            services: options.services_max.unwrap_or(limits::SERVICES_MAX),
+            affinity: options.affinity_max.unwrap_or(limits::AFFINITY_MAX),
+        };
+        for (flag, size) in [
+            ("frontends-max", sizes.frontends),
+            ("backends-max", sizes.backends),
+            ("services-max", sizes.services),
+            ("affinity-max", sizes.affinity),
+        ] {
+            if !(2..=1 << 26).contains(&size) {
+                bail!("--{flag} {size} is not between 2 and {}", 1 << 26);
+            }
+        }
+        Ok(Config {
+            node_name: node_name(options.hostname_override)?,
+            source: match options.manifests {
+                Some(directory) => SourceConfig::Manifests(directory),
+                None => SourceConfig::Kubernetes {
+                    kubeconfig: options.kubeconfig,
+                    servers: options.master.unwrap_or_default(),
+                },
+            },
+            healthz: listen(
+                "healthz-bind-address",
+                options.healthz_bind_address,
+                "0.0.0.0:10256",
+            )?,
+            metrics: listen(
+                "metrics-bind-address",
+                options.metrics_bind_address,
+                "127.0.0.1:10249",
+            )?,
+            node_port_addresses: NodePortAddresses::parse(
+                options.nodeport_addresses,
+                options.bind_address,
+            )?,
+            unused: [
+                ("devices", options.devices.is_some()),
+                ("cluster-cidr", options.cluster_cidr.is_some()),
+            ]
+            .into_iter()
+            .filter_map(|(flag, set)| set.then_some(flag))
+            .collect(),
+            attach: AttachOptions {
+                pin_dir: options.pin_dir.unwrap_or_else(|| PIN_DIR.into()),
+                cgroup_root,
+                sizes,
+                host_only: options.host_namespace_only.unwrap_or(false),
+                service_cidrs: options.service_cidrs.unwrap_or_default(),
+            },
+            resolve: ResolveOptions {
+                service_proxy_name: options.service_proxy_name.map(Into::into),
+                external_ips: options.external_ips.unwrap_or(true),
+            },
+        })
+    }
+}
+
+/// What the agent runs with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This node, as slices call it.
+    pub node_name: String,
+    /// Where objects come from.
+    pub source: SourceConfig,
+    /// Where /healthz and /livez are served.
+    pub healthz: Option<SocketAddr>,
+    /// Where /metrics is served.
+    pub metrics: Option<SocketAddr>,
+    /// Which local addresses serve NodePorts.
+    pub node_port_addresses: NodePortAddresses,
+    /// Options that were given and do nothing in this version.
+    pub unused: Vec<&'static str>,
+    /// Programs and maps.
+    pub attach: AttachOptions,
+    /// Which Services and fields are served.
+    pub resolve: ResolveOptions,
+}
+
+/// Where objects come from.
+#[derive(Clone, Debug)]
+pub enum SourceConfig {
+    /// A directory of manifests.
+    Manifests(PathBuf),
+    /// An API server.
+    Kubernetes {
+        /// Kubeconfig; in-cluster configuration without one.
+        kubeconfig: Option<PathBuf>,
+        /// API servers to try in turn, instead of the configured one.
+        servers: Vec<String>,
+    },
+}
+
+/// Which local addresses serve NodePorts (semantics 8).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodePortAddresses {
+    /// Every address but loopback and IPv6 link-local.
+    All,
+    /// `--bind-address`, or else the Node's InternalIPs.
+    Primary(Option<IpAddr>),
+    /// Those in these ranges.
+    Ranges(Vec<IpNet>),
+}
+
+impl NodePortAddresses {
+    fn parse(list: Option<Vec<String>>, bind_address: Option<IpAddr>) -> Result<Self> {
+        let list = list.unwrap_or_default();
+        match list.as_slice() {
+            [] => Ok(Self::All),
+            [one] if one == "primary" => Ok(Self::Primary(
+                bind_address.filter(|ip| !ip.is_unspecified()),
+            )),
+            ranges => ranges
+                .iter()
+                .map(|range| {
+                    range.parse().with_context(|| {
+                        format!(
+                            "--nodeport-addresses: {range:?} is neither a CIDR nor `primary` alone"
+                        )
+                    })
+                })
+                .collect::<Result<_>>()
+                .map(Self::Ranges),
+        }
+    }
+
+    /// Those of `local` that serve NodePorts; `node` are the Node's InternalIPs.
+    pub fn select(&self, local: &[IpAddr], node: &[IpAddr]) -> Vec<IpAddr> {
+        let serves = |ip: &IpAddr| match self {
+            Self::All => true,
+            Self::Primary(Some(primary)) => ip == primary,
+            Self::Primary(None) => node.contains(ip),
+            Self::Ranges(ranges) => ranges.iter().any(|range| range.contains(ip)),
+        };
+        local
+            .iter()
+            .filter(|ip| eligible(ip) && serves(ip))
+            .copied()
+            .collect()
+    }
+}
+
+/// Loopback is served by another rule; an IPv6 link-local address may stand on
+/// several links at once and names no node.
+fn eligible(ip: &IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_unspecified(),
+        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unspecified() && !v6.is_unicast_link_local(),
+    }
+}
+
+fn listen(flag: &str, given: Option<String>, default: &str) -> Result<Option<SocketAddr>> {
+    let text = given.as_deref().unwrap_or(default);
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let address = text
+        .parse()
+        .with_context(|| format!("--{flag} {text:?} is no IP:PORT, such as {default}"))?;
+    Ok(Some(address))
+}
+
+/// kube-proxy trims and lowers the name too (pkg/util/node `GetHostname`).
+fn node_name(given: Option<String>) -> Result<String> {
+    let name = match given.or_else(|| std::env::var("NODE_NAME").ok()) {
+        Some(name) => name,
+        None => nix::unistd::gethostname()
+            .context("reading the host's name")?
+            .to_string_lossy()
+            .into_owned(),
+    };
+    let name = name.trim().to_lowercase();
+    if name.is_empty() {
+        bail!("this node has no name: set --hostname-override");
+    }
+    Ok(name)
+}
+
+/// The cgroup v2 hierarchy: alone on /sys/fs/cgroup, or beside v1 controllers.
+fn cgroup_root() -> Result<PathBuf> {
+    ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
+        .into_iter()
+        .map(Path::new)
+        .find(|path| {
+            statfs(*path).is_ok_and(|found| found.filesystem_type() == CGROUP2_SUPER_MAGIC)
+        })
+        .map(Path::to_path_buf)
+        .context("no cgroup v2 hierarchy at /sys/fs/cgroup: mount one and set --cgroup-root")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+    use std::io::Write;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn options(flags: &[&str]) -> Options {
+        Cli::parse_from(["test"].iter().chain(flags)).options
+    }
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write!(
+            file,
+            "hostname-override: from-file\npin-dir: /sys/fs/bpf/x\nservice-cidrs: [10.96.0.0/16]\n"
+        )
+        .unwrap();
+        let path = file.path().to_str().unwrap();
+        let merged = options(&["--config", path, "--hostname-override", "from-flag"])
+            .merged()
+            .unwrap();
+        assert_eq!(merged.hostname_override.as_deref(), Some("from-flag"));
+        assert_eq!(merged.pin_dir.as_deref(), Some(Path::new("/sys/fs/bpf/x")));
+        assert_eq!(merged.service_cidrs.unwrap().len(), 1);
+        assert_eq!(merged.metrics_bind_address, None);
+    }
+
+    #[test]
+    fn an_unknown_name_in_the_file_is_an_error_that_names_it() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "nodeport-adresses: [10.0.0.0/8]").unwrap();
+        let error = options(&["--config", file.path().to_str().unwrap()])
+            .merged()
+            .unwrap_err();
+        assert!(
+            format!("{error:#}").contains("nodeport-adresses"),
+            "{error:#}"
+        );
+    }
+
+    #[test]
+    fn node_port_addresses_follow_their_selector() {
+        let local: Vec<IpAddr> = [
+            "127.0.0.1",
+            "192.0.2.11",
+            "10.50.0.11",
+            "::1",
+            "fe80::1",
+            "2001:db8::11",
+        ]
+        .map(|ip| ip.parse().unwrap())
+        .into();
+        let node: Vec<IpAddr> = vec!["192.0.2.11".parse().unwrap()];
+        let select = |list: Option<&str>| {
+            let parsed =
+                NodePortAddresses::parse(list.map(|it| vec![it.to_owned()]), None).unwrap();
+            parsed
+                .select(&local, &node)
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(select(None), ["192.0.2.11", "10.50.0.11", "2001:db8::11"]);
+        assert_eq!(select(Some("primary")), ["192.0.2.11"]);
+        assert_eq!(select(Some("10.50.0.0/16")), ["10.50.0.11"]);
+        assert_eq!(
+            select(Some("127.0.0.0/8")),
+            [""; 0],
+            "loopback is never a NodePort address"
+        );
+    }
+}

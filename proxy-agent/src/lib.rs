@@ -1,0 +1,17 @@
+//! The Fairlead agent: from Services and EndpointSlices to BPF maps.
+//!
+//! The path of the data is the order of the modules: [`source`] → [`store`] →
+//! [`resolve`] → [`publish`]. [`attach`] puts the programs in place,
+//! [`observe`] tells what happens, [`agent`] is the one loop that moves it all.
+
+pub mod agent;
+pub mod attach;
+pub mod cli;
+pub mod compile;
+pub mod config;
+pub mod model;
+pub mod observe;
+pub mod publish;
+pub mod resolve;
+pub mod source;
+pub mod store;

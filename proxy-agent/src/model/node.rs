@@ -1,0 +1,75 @@
+//! `v1/Node`.
+
+use crate::model::{Interner, ObjectName, meta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use serde::Deserialize;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// What we keep of a Node.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Node {
+    /// Its name, in no namespace.
+    pub name: ObjectName,
+    /// Label `topology.kubernetes.io/zone`, unless empty.
+    pub zone: Option<Arc<str>>,
+    /// `status.addresses` of type InternalIP.
+    pub internal_ips: Box<[IpAddr]>,
+}
+
+/// What we read of a Node.
+#[derive(Clone, Debug, Deserialize)]
+pub struct RawNode {
+    /// `metadata`.
+    #[serde(deserialize_with = "meta::narrow")]
+    pub metadata: ObjectMeta,
+    status: Option<RawStatus>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RawStatus {
+    addresses: Option<Vec<RawAddress>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RawAddress {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    address: Option<String>,
+}
+
+meta::resource!(
+    RawNode,
+    k8s_openapi::api::core::v1::Node,
+    k8s_openapi::ClusterResourceScope
+);
+
+impl RawNode {
+    /// The Node's name; `None` if it has none.
+    pub fn object_name(&self) -> Option<ObjectName> {
+        let name = self
+            .metadata
+            .name
+            .as_deref()
+            .filter(|name| !name.is_empty())?;
+        Some(ObjectName::new("", name))
+    }
+
+    /// The Node as we keep it.
+    pub fn convert(&self, name: ObjectName, interner: &mut Interner) -> Node {
+        let addresses = self
+            .status
+            .iter()
+            .filter_map(|status| status.addresses.as_ref())
+            .flatten();
+        Node {
+            name,
+            zone: meta::label(&self.metadata, "topology.kubernetes.io/zone")
+                .map(|zone| interner.intern(zone)),
+            internal_ips: addresses
+                .filter(|it| it.kind.as_deref() == Some("InternalIP"))
+                .filter_map(|it| it.address.as_ref()?.parse().ok())
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What is wrong with an object, for the log, the event and the metric.
+
+use crate::model::ObjectName;
+
+/// Kind of an object that the agent takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    /// `v1/Service`.
+    Service,
+    /// `discovery.k8s.io/v1/EndpointSlice`.
+    EndpointSlice,
+    /// `v1/Node`.
+    Node,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+
+    /// The kind as manifests spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+        }
+    }
+}
+
+/// Why something in an object is not used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Reason {
+    /// The object cannot be read at all.
+    UnreadableObject,
+    /// A field has a value that the API does not know.
+    UnknownValue,
+    /// Text that is no IP address.
+    InvalidAddress,
+    /// An IP address that cannot be a frontend.
+    UnusableFrontend,
+    /// An IP address that cannot be a backend (semantics 5).
+    UnusableEndpoint,
+    /// A port number outside 1 to 65535.
+    InvalidPort,
+    /// Two ports of one object with one name.
+    DuplicatePort,
+    /// Service and slice give one port name different protocols.
+    ProtocolMismatch,
+    /// A slice of host names.
+    FqdnSlice,
+    /// An affinity timeout outside 1 to 86400 seconds.
+    InvalidTimeout,
+    /// Two manifests define one object.
+    DuplicateObject,
+    /// A manifest cannot be read.
+    UnreadableManifest,
+}
+
+impl Reason {
+    /// The reason of the Kubernetes event, and the metric label.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::UnreadableObject => "UnreadableObject",
+            Self::UnknownValue => "UnknownValue",
+            Self::InvalidAddress => "InvalidAddress",
+            Self::UnusableFrontend => "UnusableFrontend",
+            Self::UnusableEndpoint => "UnusableEndpoint",
+            Self::InvalidPort => "InvalidPort",
+            Self::DuplicatePort => "DuplicatePort",
+            Self::ProtocolMismatch => "ProtocolMismatch",
+            Self::FqdnSlice => "FqdnSlice",
+            Self::InvalidTimeout => "InvalidTimeout",
+            Self::DuplicateObject => "DuplicateObject",
+            Self::UnreadableManifest => "UnreadableManifest",
+        }
+    }
+}
+
+/// Something in an object that is not used.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Warning {
+    /// Kind of the object; of a manifest that cannot be read, none.
+    pub kind: Option<Kind>,
+    /// Name of the object, or of the manifest in no namespace.
+    pub name: ObjectName,
+    /// Why.
+    pub reason: Reason,
+    /// Field, value and what to do.
+    pub message: String,
+}
+
+impl Warning {
+    /// A warning about an object.
+    pub fn new(kind: Kind, name: &ObjectName, reason: Reason, message: String) -> Self {
+        Self {
+            kind: Some(kind),
+            name: name.clone(),
+            reason,
+            message,
+        }
+    }
+
+    /// A warning about a manifest file.
+    pub fn manifest(file: &str, reason: Reason, message: String) -> Self {
+        Self {
+            kind: None,
+            name: ObjectName::new("", file),
+            reason,
+            message,
+        }
+    }
+}
+
+impl std::fmt::Display for Warning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} {}: {}",
+            self.kind.map_or("manifest", Kind::as_str),
+            self.name,
+            self.message
+        )
+    }
+}

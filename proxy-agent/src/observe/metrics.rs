@@ -1,0 +1,245 @@
+//! Prometheus metrics: kube-proxy's names where they fit, `fairlead_*` for ours.
+
+use crate::attach::{MapSizes, MapSpec};
+use crate::model::Warning;
+use crate::publish::Sizes;
+use anyhow::{Context, Result};
+use aya::maps::{MapData, PerCpuArray};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use proxy_common::DropReason;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Code {
+    code: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Reason {
+    reason: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Map {
+    map: String,
+}
+
+type Seconds = Gauge<f64, AtomicU64>;
+
+/// All metrics of one agent.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    pin_dir: PathBuf,
+    healthz: Family<Code, Counter>,
+    livez: Family<Code, Counter>,
+    sync_duration: Histogram,
+    last_sync: Seconds,
+    last_queued: Seconds,
+    event_to_kernel: Histogram,
+    failures: Counter,
+    warnings: Family<Reason, Counter>,
+    drops: Family<Reason, Gauge>,
+    map_entries: Family<Map, Gauge>,
+    contested: Gauge,
+}
+
+impl Metrics {
+    /// The metrics of the agent whose maps are pinned in `pin_dir`.
+    pub fn new(pin_dir: &Path, sizes: &MapSizes) -> Self {
+        let mut registry = Registry::default();
+        let mut metrics = Self {
+            pin_dir: pin_dir.to_owned(),
+            healthz: Family::default(),
+            livez: Family::default(),
+            sync_duration: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
+            last_sync: Gauge::default(),
+            last_queued: Gauge::default(),
+            event_to_kernel: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
+            failures: Counter::default(),
+            warnings: Family::default(),
+            drops: Family::default(),
+            map_entries: Family::default(),
+            contested: Gauge::default(),
+            registry: Registry::default(),
+        };
+        metrics.register_kube_proxy_names(&mut registry);
+        metrics.register_own(&mut registry, sizes);
+        metrics.registry = registry;
+        metrics
+    }
+
+    /// Semantics 33: dashboards for kube-proxy go on working.
+    fn register_kube_proxy_names(&self, registry: &mut Registry) {
+        registry.register(
+            "kubeproxy_proxy_healthz",
+            "Answers of /healthz by status code",
+            self.healthz.clone(),
+        );
+        registry.register(
+            "kubeproxy_proxy_livez",
+            "Answers of /livez by status code",
+            self.livez.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_duration_seconds",
+            "Time of one publish to the kernel",
+            self.sync_duration.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+            "When the kernel last had everything that was known, seconds since the epoch",
+            self.last_sync.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
+            "When a change was last queued, seconds since the epoch",
+            self.last_queued.clone(),
+        );
+    }
+
+    fn register_own(&self, registry: &mut Registry, sizes: &MapSizes) {
+        let build = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("fairlead_build", "The agent's build", build);
+        registry.register(
+            "fairlead_event_to_kernel_seconds",
+            "From the arrival of a change to the kernel's use of it",
+            self.event_to_kernel.clone(),
+        );
+        registry.register(
+            "fairlead_publish_failures",
+            "Services that could not be published as asked; each is retried",
+            self.failures.clone(),
+        );
+        registry.register(
+            "fairlead_rejected_objects",
+            "Objects, or parts of them, that are not used, by reason",
+            self.warnings.clone(),
+        );
+        registry.register(
+            "fairlead_dropped",
+            "Connections and datagrams refused or dropped since the maps were made, by reason",
+            self.drops.clone(),
+        );
+        registry.register(
+            "fairlead_map_entries",
+            "Elements in use",
+            self.map_entries.clone(),
+        );
+        registry.register(
+            "fairlead_contested_frontends",
+            "Frontends that more than one Service asks for",
+            self.contested.clone(),
+        );
+        let capacity = Family::<Map, Gauge>::default();
+        for spec in MapSpec::all(sizes)
+            .iter()
+            .filter(|spec| spec.max_entries > 1)
+        {
+            capacity
+                .get_or_create(&Map {
+                    map: spec.name.to_owned(),
+                })
+                .set(spec.max_entries.into());
+        }
+        registry.register("fairlead_map_capacity", "Elements that fit", capacity);
+    }
+
+    pub(super) fn proxy_healthz(&self, code: u16) {
+        self.healthz
+            .get_or_create(&Code {
+                code: code.to_string(),
+            })
+            .inc();
+    }
+
+    pub(super) fn proxy_livez(&self, code: u16) {
+        self.livez
+            .get_or_create(&Code {
+                code: code.to_string(),
+            })
+            .inc();
+    }
+
+    /// A change was queued.
+    pub fn queued(&self) {
+        self.last_queued.set(now_s());
+    }
+
+    /// One publish ended: how long it took, and how long its first change waited in all.
+    pub fn published(&self, took: Duration, waited: Duration, failures: usize, sizes: Sizes) {
+        self.sync_duration.observe(took.as_secs_f64());
+        self.event_to_kernel.observe(waited.as_secs_f64());
+        self.failures.inc_by(failures as u64);
+        if failures == 0 {
+            self.last_sync.set(now_s());
+        }
+        for (map, entries) in [
+            ("frontends", sizes.frontends),
+            ("backends", sizes.backends),
+            ("services", sizes.service_ports),
+        ] {
+            self.map_entries
+                .get_or_create(&Map {
+                    map: map.to_owned(),
+                })
+                .set(entries as i64);
+        }
+        self.contested.set(sizes.contested_frontends as i64);
+    }
+
+    /// Something in an object is not used.
+    pub fn warned(&self, warning: &Warning) {
+        self.warnings
+            .get_or_create(&Reason {
+                reason: warning.reason.as_str().to_owned(),
+            })
+            .inc();
+    }
+
+    /// The text format 0.0.4.
+    pub(super) fn encode(&self) -> Result<String> {
+        for (reason, count) in drops(&self.pin_dir)? {
+            let label = Reason {
+                reason: reason.as_str().to_owned(),
+            };
+            self.drops
+                .get_or_create(&label)
+                .set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry).context("encoding metrics")?;
+        Ok(text)
+    }
+}
+
+/// Map `drop_stats`, summed over CPUs.
+pub fn drops(pin_dir: &Path) -> Result<Vec<(DropReason, u64)>> {
+    let map = MapData::from_pin(pin_dir.join("drop_stats")).context("opening map drop_stats")?;
+    let map: PerCpuArray<_, u64> = aya::maps::Map::PerCpuArray(map).try_into()?;
+    DropReason::ALL
+        .into_iter()
+        .map(|reason| {
+            let counts = map
+                .get(&(reason as u32), 0)
+                .context("reading map drop_stats")?;
+            Ok((reason, counts.iter().sum()))
+        })
+        .collect()
+}
+
+fn now_s() -> f64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs_f64()
+}

@@ -1,0 +1,10 @@
+//! What the agent tells: health, metrics, and the maps as people read them.
+
+mod health;
+mod metrics;
+mod server;
+pub mod snapshot;
+
+pub use health::Health;
+pub use metrics::{Metrics, drops};
+pub use server::{serve_health, serve_metrics};

@@ -1,0 +1,143 @@
+//! The pinned maps, decoded: what `fairlead services` and its siblings print.
+//!
+//! Works without the agent and changes nothing.
+
+use crate::publish::bpf::BpfKernel;
+use crate::publish::{Kernel, KernelError};
+use proxy_common::{Backend, BackendId, Frontend, Protocol, ServiceId, ServiceRecord};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// A service port with all that the kernel knows of it.
+#[derive(Debug, Serialize)]
+pub struct ServicePort {
+    /// Id in the maps.
+    pub id: ServiceId,
+    /// `namespace/name:port`.
+    pub name: String,
+    /// TCP, UDP or SCTP.
+    pub protocol: String,
+    /// Cluster or Local.
+    pub internal_traffic_policy: &'static str,
+    /// Cluster or Local.
+    pub external_traffic_policy: &'static str,
+    /// Seconds, 0 without affinity.
+    pub affinity_timeout_s: u32,
+    /// Where it is reachable from this node.
+    pub frontends: Vec<FrontendView>,
+    /// Its endpoints.
+    pub backends: Vec<BackendView>,
+}
+
+/// A frontend.
+#[derive(Debug, Serialize)]
+pub struct FrontendView {
+    /// ClusterIP, NodePort, LoadBalancer or ExternalIP.
+    pub kind: &'static str,
+    /// `address:port`; a NodePort stands on every NodePort address of its family.
+    pub address: String,
+    /// Ids of the backends that new connections get.
+    pub backends: Vec<BackendId>,
+}
+
+/// A backend.
+#[derive(Debug, Serialize)]
+pub struct BackendView {
+    /// Id in the maps.
+    pub id: BackendId,
+    /// `address:port`.
+    pub address: String,
+    /// On this node.
+    pub local: bool,
+    /// `ready`: in the cluster set in force. `local-only`: in the local set only.
+    /// `draining`: keeps UDP flows, gets nothing new. `gone`: about to be freed.
+    pub state: &'static str,
+}
+
+/// Reads everything.
+pub fn read(pin_dir: &Path) -> Result<Vec<ServicePort>, KernelError> {
+    let kernel = BpfKernel::open(pin_dir)?;
+    let mut ports: BTreeMap<ServiceId, ServicePort> = kernel
+        .services()?
+        .into_iter()
+        .map(|(id, record)| (id, empty(id, &record)))
+        .collect();
+    let mut frontends = kernel.frontends()?;
+    frontends.sort_unstable_by_key(|it| (it.kind, it.key));
+    for frontend in frontends {
+        if let Some(port) = ports.get_mut(&frontend.service) {
+            port.affinity_timeout_s = frontend.affinity_timeout_s;
+            port.frontends
+                .push(frontend_view(&frontend, kernel.table(frontend.table)));
+        }
+    }
+    for id in 1..kernel.backends_max() {
+        let backend = kernel.backend(id);
+        if let Some(port) = ports.get_mut(&backend.service) {
+            port.backends.push(backend_view(id, &backend));
+        }
+    }
+    let mut ports: Vec<ServicePort> = ports.into_values().collect();
+    ports.sort_by(|a, b| (&a.name, &a.protocol).cmp(&(&b.name, &b.protocol)));
+    for port in &mut ports {
+        port.backends.sort_by(|a, b| a.address.cmp(&b.address));
+    }
+    Ok(ports)
+}
+
+impl ServicePort {
+    /// Ids of the backends that any frontend gives new connections to.
+    pub fn in_use(&self) -> BTreeSet<BackendId> {
+        self.frontends
+            .iter()
+            .flat_map(|it| &it.backends)
+            .copied()
+            .collect()
+    }
+}
+
+fn empty(id: ServiceId, record: &ServiceRecord) -> ServicePort {
+    let policy = |local: u8| if local == 0 { "Cluster" } else { "Local" };
+    ServicePort {
+        id,
+        name: record.name().to_owned(),
+        protocol: Protocol::from_number(record.protocol)
+            .map_or_else(|| record.protocol.to_string(), |it| it.as_str().to_owned()),
+        internal_traffic_policy: policy(record.internal_local),
+        external_traffic_policy: policy(record.external_local),
+        affinity_timeout_s: 0,
+        frontends: Vec::new(),
+        backends: Vec::new(),
+    }
+}
+
+fn frontend_view(frontend: &Frontend, backends: Vec<BackendId>) -> FrontendView {
+    FrontendView {
+        kind: frontend.kind.as_str(),
+        address: socket_address(frontend.key.address, frontend.key.port),
+        backends,
+    }
+}
+
+fn backend_view(id: BackendId, backend: &Backend) -> BackendView {
+    let state = if backend.state & Backend::IN_CLUSTER_SET != 0 {
+        "ready"
+    } else if backend.state & Backend::IN_LOCAL_SET != 0 {
+        "local-only"
+    } else if backend.is_serving() {
+        "draining"
+    } else {
+        "gone"
+    };
+    BackendView {
+        id,
+        address: socket_address(backend.address, backend.port),
+        local: backend.local != 0,
+        state,
+    }
+}
+
+fn socket_address(address: proxy_common::Address, port: u16) -> String {
+    std::net::SocketAddr::new(address.to_ip(), port).to_string()
+}

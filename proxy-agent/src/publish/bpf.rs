@@ -1,0 +1,390 @@
+//! The real kernel: pinned maps through aya, arrays through shared memory.
+//!
+//! `backends` and the chunks of `tables` are mmapable arrays, so that filling a
+//! table is a few stores and not a system call per element.
+
+use super::{AddressSet, Grace, Kernel, KernelError};
+use aya::maps::{ArrayOfMaps, HashMap, MapData, MapError};
+use memmap2::{MmapOptions, MmapRaw};
+use proxy_common::{
+    Address, Backend, BackendId, Frontend, FrontendKey, IDS_PER_LINE, ServiceId, ServiceRecord,
+    TableLine, TableRef,
+    limits::{CHUNKS_MAX, LINES_PER_CHUNK},
+};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use zerocopy::{FromZeros, IntoBytes, TryFromBytes};
+
+const MMAPABLE: u32 = 1 << 10; // BPF_F_MMAPABLE, include/uapi/linux/bpf.h
+const MAP_TYPE_ARRAY: u32 = 2; // BPF_MAP_TYPE_ARRAY, the same
+
+type Bytes<T> = HashMap<MapData, T, u32>;
+type Raw<const K: usize, const V: usize> = HashMap<MapData, [u8; K], [u8; V]>;
+
+const KEY: usize = size_of::<FrontendKey>();
+const FRONTEND: usize = size_of::<Frontend>();
+const RECORD: usize = size_of::<ServiceRecord>();
+const ADDRESS: usize = size_of::<Address>();
+
+/// The pinned maps of one agent.
+pub struct BpfKernel {
+    frontends: Raw<KEY, FRONTEND>,
+    services: HashMap<MapData, u32, [u8; RECORD]>,
+    vips: Bytes<[u8; ADDRESS]>,
+    node_addresses: Bytes<[u8; ADDRESS]>,
+    tables: ArrayOfMaps<MapData, MapData>,
+    tables_fd: OwnedFd,
+    chunks: Vec<Chunk>,
+    backends: Shared,
+    backends_max: u32,
+    services_max: u32,
+}
+
+struct Chunk {
+    fd: OwnedFd,
+    lines: Shared,
+}
+
+/// Memory of an mmapable array.
+struct Shared(MmapRaw);
+
+impl Shared {
+    fn new(fd: &impl AsRawFd, bytes: usize, map: &'static str) -> Result<Self, KernelError> {
+        MmapOptions::new()
+            .len(bytes)
+            .map_raw(fd)
+            .map(Self)
+            .map_err(|error| KernelError {
+                call: "mmap",
+                map,
+                error,
+            })
+    }
+
+    /// The element at `index`; `None` past the end.
+    fn at<T>(&self, index: usize) -> Option<*mut T> {
+        let end = index.checked_add(1)?.checked_mul(size_of::<T>())?;
+        (end <= self.0.len()).then(|| self.0.as_mut_ptr().cast::<T>().wrapping_add(index))
+    }
+}
+
+impl BpfKernel {
+    /// Opens the maps that are pinned in `directory`.
+    pub fn open(directory: &Path) -> Result<Self, KernelError> {
+        let backends = open(directory, "backends")?;
+        let backends_max = max_entries(&backends, "backends")?;
+        let services = open(directory, "services")?;
+        let services_max = max_entries(&services, "services")?;
+        let tables = open(directory, "tables")?;
+        let tables_fd = duplicate(&tables, "tables")?;
+        let mut kernel = Self {
+            frontends: typed(open(directory, "frontends")?, "frontends")?,
+            services: typed(services, "services")?,
+            vips: typed(open(directory, "vips")?, "vips")?,
+            node_addresses: typed(open(directory, "node_addresses")?, "node_addresses")?,
+            tables: ArrayOfMaps::try_from(aya::maps::Map::ArrayOfMaps(tables))
+                .map_err(refused("open", "tables"))?,
+            tables_fd,
+            chunks: Vec::new(),
+            backends: Shared::new(
+                &backends.fd().as_fd(),
+                backends_max as usize * size_of::<Backend>(),
+                "backends",
+            )?,
+            backends_max,
+            services_max,
+        };
+        kernel.open_chunks()?;
+        Ok(kernel)
+    }
+
+    fn open_chunks(&mut self) -> Result<(), KernelError> {
+        for index in 0..CHUNKS_MAX {
+            match self.tables.get(&index, 0) {
+                Ok(chunk) => self.chunks.push(Chunk::new(&chunk)?),
+                Err(MapError::KeyNotFound) => break,
+                Err(error) => return Err(refused("look-up", "tables")(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// The ids of a table, for people and tools.
+    pub fn table(&self, table: TableRef) -> Vec<BackendId> {
+        let lines = (0..table.lines()).filter_map(|line| self.line(table, line));
+        // SAFETY: inside the mapping and aligned.
+        let ids = lines.flat_map(|element| unsafe { element.read_volatile() }.backends);
+        ids.take(table.length as usize).collect()
+    }
+
+    /// Memory of the chunks, which the kernel charges apart from map `tables`.
+    pub fn chunk_memory(&self, map: &str) -> u64 {
+        let chunk = u64::from(LINES_PER_CHUNK) * size_of::<TableLine>() as u64;
+        if map == "tables" {
+            chunk * self.chunks.len() as u64
+        } else {
+            0
+        }
+    }
+
+    fn line(&self, table: TableRef, line: u32) -> Option<*mut TableLine> {
+        self.chunks
+            .get(table.chunk as usize)?
+            .lines
+            .at((table.first_line + line) as usize)
+    }
+
+    fn address_set(&mut self, set: AddressSet) -> &mut Bytes<[u8; ADDRESS]> {
+        match set {
+            AddressSet::Vips => &mut self.vips,
+            AddressSet::NodeAddresses => &mut self.node_addresses,
+        }
+    }
+}
+
+impl Chunk {
+    fn new(map: &MapData) -> Result<Self, KernelError> {
+        let bytes = LINES_PER_CHUNK as usize * size_of::<TableLine>();
+        Ok(Self {
+            fd: duplicate(map, "tables")?,
+            lines: Shared::new(&map.fd().as_fd(), bytes, "tables")?,
+        })
+    }
+}
+
+impl Kernel for BpfKernel {
+    fn backends_max(&self) -> u32 {
+        self.backends_max
+    }
+
+    fn services_max(&self) -> u32 {
+        self.services_max
+    }
+
+    fn backend(&self, id: BackendId) -> Backend {
+        match self.backends.at::<Backend>(id as usize) {
+            // SAFETY: inside the mapping, aligned; only this thread writes it.
+            Some(element) => unsafe { element.read_volatile() },
+            None => Backend::new_zeroed(),
+        }
+    }
+
+    fn set_backend(&mut self, id: BackendId, backend: &Backend) {
+        let words: [u32; 8] = zerocopy::transmute!(*backend);
+        let Some(element) = self.backends.at::<[u32; 8]>(id as usize) else {
+            return;
+        };
+        // The word with the state last: a reader that sees it sees the rest
+        // (the frontends' write that follows is a barrier on every machine).
+        for index in [0, 1, 2, 3, 5, 6, 7, 4] {
+            // SAFETY: inside the mapping and aligned.
+            unsafe {
+                element
+                    .cast::<u32>()
+                    .add(index)
+                    .write_volatile(words[index])
+            };
+        }
+    }
+
+    fn chunks(&self) -> u32 {
+        u32::try_from(self.chunks.len()).unwrap_or(u32::MAX)
+    }
+
+    fn add_chunk(&mut self) -> Result<(), KernelError> {
+        let definition = aya_obj::Map::new_from_params(
+            MAP_TYPE_ARRAY,
+            size_of::<u32>() as u32,
+            size_of::<TableLine>() as u32,
+            LINES_PER_CHUNK,
+            MMAPABLE,
+        );
+        let map = MapData::create(definition, "table_chunk", None)
+            .map_err(refused("create chunk", "tables"))?;
+        self.tables
+            .set(self.chunks(), &map, 0)
+            .map_err(refused("add chunk", "tables"))?;
+        self.chunks.push(Chunk::new(&map)?);
+        Ok(())
+    }
+
+    fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool {
+        table.length as usize == ids.len()
+            && ids
+                .chunks(IDS_PER_LINE as usize)
+                .zip(0..)
+                .all(|(expected, line)| {
+                    self.line(table, line).is_some_and(|element| {
+                        // SAFETY: inside the mapping, aligned; only this thread writes it.
+                        let line = unsafe { element.read_volatile() };
+                        line.backends.starts_with(expected)
+                    })
+                })
+    }
+
+    fn write_table(&mut self, table: TableRef, ids: &[BackendId]) {
+        for (ids, line) in ids.chunks(IDS_PER_LINE as usize).zip(0..) {
+            let mut element = TableLine::new_zeroed();
+            element.backends[..ids.len()].copy_from_slice(ids);
+            if let Some(target) = self.line(table, line) {
+                // SAFETY: inside the mapping and aligned; no frontend names this room yet.
+                unsafe { target.write_volatile(element) };
+            }
+        }
+    }
+
+    fn frontends(&self) -> Result<Vec<Frontend>, KernelError> {
+        let mut frontends = Vec::new();
+        for element in self.frontends.iter() {
+            let (key, value) = element.map_err(refused("iterate", "frontends"))?;
+            match Frontend::try_read_from_bytes(&value) {
+                Ok(frontend) if frontend.key.as_bytes() == key => frontends.push(frontend),
+                _ => tracing::warn!(
+                    ?key,
+                    ?value,
+                    "map frontends has an element that is not ours; left alone"
+                ),
+            }
+        }
+        Ok(frontends)
+    }
+
+    fn set_frontend(&mut self, frontend: &Frontend) -> Result<(), KernelError> {
+        let (key, value): ([u8; KEY], [u8; FRONTEND]) = (
+            zerocopy::transmute!(frontend.key),
+            zerocopy::transmute!(*frontend),
+        );
+        self.frontends
+            .insert(key, value, 0)
+            .map_err(refused("update", "frontends"))
+    }
+
+    fn delete_frontend(&mut self, key: &FrontendKey) -> Result<(), KernelError> {
+        let key: [u8; KEY] = zerocopy::transmute!(*key);
+        absent_is_fine(self.frontends.remove(&key), "frontends")
+    }
+
+    fn services(&self) -> Result<Vec<(ServiceId, ServiceRecord)>, KernelError> {
+        self.services
+            .iter()
+            .map(|element| {
+                let (id, bytes) = element.map_err(refused("iterate", "services"))?;
+                Ok((id, zerocopy::transmute!(bytes)))
+            })
+            .collect()
+    }
+
+    fn set_service(&mut self, id: ServiceId, record: &ServiceRecord) -> Result<(), KernelError> {
+        let bytes: [u8; RECORD] = zerocopy::transmute!(*record);
+        self.services
+            .insert(id, bytes, 0)
+            .map_err(refused("update", "services"))
+    }
+
+    fn delete_service(&mut self, id: ServiceId) -> Result<(), KernelError> {
+        absent_is_fine(self.services.remove(&id), "services")
+    }
+
+    fn addresses(&self, set: AddressSet) -> Result<Vec<Address>, KernelError> {
+        let map = match set {
+            AddressSet::Vips => &self.vips,
+            AddressSet::NodeAddresses => &self.node_addresses,
+        };
+        map.keys()
+            .map(|key| {
+                Ok(Address {
+                    bytes: key.map_err(refused("iterate", set.map()))?,
+                })
+            })
+            .collect()
+    }
+
+    fn add_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
+        self.address_set(set)
+            .insert(address.bytes, 1, 0)
+            .map_err(refused("update", set.map()))
+    }
+
+    fn remove_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
+        absent_is_fine(self.address_set(set).remove(&address.bytes), set.map())
+    }
+
+    /// One write to an outer map: the kernel returns from it only when every
+    /// program that ran before has ended (kernel/bpf/syscall.c,
+    /// `maybe_wait_bpf_programs`). It takes about 8 ms.
+    fn grace(&self) -> Grace {
+        let duplicates = self
+            .chunks
+            .first()
+            .map(|chunk| (self.tables_fd.try_clone(), chunk.fd.try_clone()));
+        Box::new(move || {
+            let Some((tables, chunk)) = duplicates else {
+                return Ok(());
+            };
+            let io = |error| KernelError {
+                call: "duplicate",
+                map: "tables",
+                error,
+            };
+            let tables =
+                MapData::from_fd(tables.map_err(io)?).map_err(refused("open", "tables"))?;
+            let chunk = MapData::from_fd(chunk.map_err(io)?).map_err(refused("open", "tables"))?;
+            let mut tables: ArrayOfMaps<MapData, MapData> =
+                ArrayOfMaps::try_from(aya::maps::Map::ArrayOfMaps(tables))
+                    .map_err(refused("open", "tables"))?;
+            tables
+                .set(0, &chunk, 0)
+                .map_err(refused("update", "tables"))
+        })
+    }
+}
+
+fn open(directory: &Path, map: &'static str) -> Result<MapData, KernelError> {
+    MapData::from_pin(directory.join(map)).map_err(refused("open", map))
+}
+
+fn typed<K: aya::Pod, V: aya::Pod>(
+    data: MapData,
+    map: &'static str,
+) -> Result<HashMap<MapData, K, V>, KernelError> {
+    HashMap::try_from(aya::maps::Map::HashMap(data)).map_err(refused("open", map))
+}
+
+fn max_entries(data: &MapData, map: &'static str) -> Result<u32, KernelError> {
+    Ok(data.info().map_err(refused("info", map))?.max_entries())
+}
+
+fn duplicate(data: &MapData, map: &'static str) -> Result<OwnedFd, KernelError> {
+    data.fd()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(|error| KernelError {
+            call: "duplicate",
+            map,
+            error,
+        })
+}
+
+/// Removing what is not there is what was wanted.
+fn absent_is_fine(result: Result<(), MapError>, map: &'static str) -> Result<(), KernelError> {
+    match result {
+        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error))
+            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
+        {
+            Ok(())
+        }
+        Err(error) => Err(refused("delete", map)(error)),
+    }
+}
+
+fn refused(call: &'static str, map: &'static str) -> impl Fn(MapError) -> KernelError {
+    move |error| {
+        let error = match error {
+            MapError::SyscallError(error) => error.io_error,
+            error => io::Error::other(error),
+        };
+        KernelError { call, map, error }
+    }
+}

@@ -1,0 +1,296 @@
+//! Phases 2 and 5 of a publish: the backends and tables of one service port.
+
+use super::{Kernel, PublishError, Publisher, Rank};
+use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT};
+use crate::model::ObjectName;
+use crate::resolve::{ResolvedFrontend, ResolvedPort};
+use proxy_common::{
+    Address, Backend, BackendId, FrontendKey, IDS_PER_LINE, ServiceId, TableRef,
+    limits::{CHUNKS_MAX, LINES_PER_CHUNK},
+};
+
+/// The mirror of one service port.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) service: ObjectName,
+    pub(super) key: PortKey,
+    pub(super) created_s: i64,
+    /// Frontends that swing publishes.
+    pub(super) frontends: Box<[ResolvedFrontend]>,
+    /// Frontends that the service port asks for; differs from `frontends` while
+    /// a prepare fails.
+    pub(super) claimed: Vec<FrontendKey>,
+    pub(super) affinity_timeout_s: u32,
+    /// Sorted by key. Between prepare and retire also holds what is leaving.
+    pub(super) backends: Vec<BackendEntry>,
+    /// Tables that the frontends shall use.
+    pub(super) tables: [TableRef; TABLES_PER_PORT],
+    /// Every table whose room this service port holds.
+    pub(super) owned_tables: Vec<TableRef>,
+    /// What `backends` becomes in retire.
+    pub(super) next_backends: Option<Vec<BackendEntry>>,
+}
+
+impl Port {
+    pub(super) fn new(service: ObjectName, key: PortKey) -> Self {
+        Self {
+            service,
+            key,
+            created_s: i64::MAX,
+            frontends: Box::default(),
+            claimed: Vec::new(),
+            affinity_timeout_s: 0,
+            backends: Vec::new(),
+            tables: Default::default(),
+            owned_tables: Vec::new(),
+            next_backends: None,
+        }
+    }
+
+    pub(super) fn rank(&self, id: ServiceId) -> Rank {
+        Rank {
+            created_s: self.created_s,
+            service: self.service.clone(),
+            id,
+        }
+    }
+
+    pub(super) fn frontend_keys(&self) -> impl Iterator<Item = FrontendKey> + '_ {
+        self.frontends
+            .iter()
+            .map(|it| compile::frontend_key(it, &self.key))
+    }
+}
+
+/// The element that stays when a backend is freed: only its generation, which
+/// the next owner of the id raises.
+pub(super) fn unused(old: &Backend) -> Backend {
+    Backend {
+        address: Address::ANY_V6,
+        port: 0,
+        local: 0,
+        state: 0,
+        service: 0,
+        generation: old.generation,
+        _reserved: 0,
+    }
+}
+
+impl<K: Kernel> Publisher<K> {
+    /// Phase 2: everything that the new frontends will point at.
+    ///
+    /// `desired` is `None` for a service port that only won a frontend.
+    pub(super) fn prepare(
+        &mut self,
+        id: ServiceId,
+        desired: Option<ResolvedPort>,
+    ) -> Result<(), PublishError> {
+        let Some(desired) = desired else {
+            return Ok(());
+        };
+        let Some(mut port) = self.ports.remove(&id) else {
+            return Ok(());
+        };
+        let prepared = self.prepare_port(id, &mut port, desired);
+        self.ports.insert(id, port);
+        prepared
+    }
+
+    fn prepare_port(
+        &mut self,
+        id: ServiceId,
+        port: &mut Port,
+        desired: ResolvedPort,
+    ) -> Result<(), PublishError> {
+        let record = compile::service_record(&port.service, &desired).ok_or_else(|| {
+            PublishError::NameTooLong {
+                port: port.key.name.clone(),
+            }
+        })?;
+        self.kernel.set_service(id, &record)?;
+        let next = self.prepare_backends(id, port, &desired)?;
+        let tables = self.prepare_tables(port, &next, &desired.frontends)?;
+        // From here on nothing fails before the frontends swing.
+        port.next_backends = Some(next);
+        port.tables = tables;
+        port.frontends = desired.frontends.into();
+        port.affinity_timeout_s = desired.affinity_timeout_s;
+        Ok(())
+    }
+
+    /// Gives every wanted endpoint a backend. Ids that are new stay with the
+    /// service port even if a later one cannot be had, so a retry finds them.
+    fn prepare_backends(
+        &mut self,
+        id: ServiceId,
+        port: &mut Port,
+        desired: &ResolvedPort,
+    ) -> Result<Vec<BackendEntry>, PublishError> {
+        let mut next = Vec::with_capacity(desired.endpoints.len());
+        let mut added = Vec::new();
+        let mut outcome = Ok(());
+        for endpoint in &desired.endpoints {
+            let key = (Address::from(endpoint.address), endpoint.port);
+            let state = compile::state(endpoint);
+            let local = u8::from(endpoint.local);
+            let entry = match port.backends.binary_search_by_key(&key, |entry| entry.key) {
+                Ok(index) => {
+                    let entry = &mut port.backends[index];
+                    // Gain bits now and lose them in retire: until the frontends
+                    // swing, the old sets are in force too.
+                    entry.state |= state;
+                    entry.local = local;
+                    let current = *entry;
+                    self.write_backend(id, &current);
+                    BackendEntry { state, ..current }
+                }
+                Err(_) => {
+                    let capacity = self.backend_ids.capacity();
+                    let Some(backend) = self.backend_ids.allocate() else {
+                        outcome = Err(PublishError::BackendsFull { capacity });
+                        break;
+                    };
+                    let entry = BackendEntry {
+                        key,
+                        state,
+                        local,
+                        id: backend,
+                    };
+                    self.create_backend(id, &entry);
+                    added.push(entry);
+                    entry
+                }
+            };
+            next.push(entry);
+        }
+        port.backends.extend(added);
+        port.backends.sort_unstable_by_key(|entry| entry.key);
+        next.sort_unstable_by_key(|entry: &BackendEntry| entry.key);
+        outcome.map(|()| next)
+    }
+
+    fn create_backend(&mut self, service: ServiceId, entry: &BackendEntry) {
+        let generation = self.kernel.backend(entry.id).generation.wrapping_add(1);
+        self.kernel
+            .set_backend(entry.id, &record(service, entry, generation));
+    }
+
+    fn write_backend(&mut self, service: ServiceId, entry: &BackendEntry) {
+        let old = self.kernel.backend(entry.id);
+        let new = record(service, entry, old.generation);
+        if old != new {
+            self.kernel.set_backend(entry.id, &new);
+        }
+    }
+
+    /// Fills a table for each set that has changed.
+    fn prepare_tables(
+        &mut self,
+        port: &mut Port,
+        next: &[BackendEntry],
+        frontends: &[ResolvedFrontend],
+    ) -> Result<[TableRef; TABLES_PER_PORT], PublishError> {
+        let mut tables = [TableRef::default(); TABLES_PER_PORT];
+        for (index, used) in compile::used_tables(frontends).into_iter().enumerate() {
+            if !used {
+                continue;
+            }
+            let ids = compile::members(next, index);
+            let current = port.tables[index];
+            tables[index] =
+                if current.length as usize == ids.len() && self.kernel.table_is(current, &ids) {
+                    current
+                } else {
+                    let table = self.allocate_table(&ids)?;
+                    self.kernel.write_table(table, &ids);
+                    if table.length > 0 {
+                        port.owned_tables.push(table);
+                    }
+                    table
+                };
+        }
+        Ok(tables)
+    }
+
+    fn allocate_table(&mut self, ids: &[BackendId]) -> Result<TableRef, PublishError> {
+        const IDS_MAX: u32 = LINES_PER_CHUNK * IDS_PER_LINE;
+        let length = u32::try_from(ids.len()).unwrap_or(u32::MAX);
+        let too_large = PublishError::TableTooLarge {
+            length,
+            max: IDS_MAX,
+        };
+        if length > IDS_MAX {
+            return Err(too_large);
+        }
+        if let Some(table) = self.arena.allocate(length) {
+            return Ok(table);
+        }
+        if self.arena.chunks() >= CHUNKS_MAX {
+            return Err(too_large);
+        }
+        self.kernel.add_chunk()?;
+        self.arena.add_chunk();
+        self.arena.allocate(length).ok_or(too_large)
+    }
+
+    /// Phase 5: what the frontends no longer point at.
+    pub(super) fn retire(&mut self, id: ServiceId) {
+        let Some(mut port) = self.ports.remove(&id) else {
+            return;
+        };
+        if let Some(next) = port.next_backends.take() {
+            for entry in std::mem::replace(&mut port.backends, next) {
+                match port.backends.binary_search_by_key(&entry.key, |it| it.key) {
+                    Ok(index) => {
+                        let kept = port.backends[index];
+                        self.write_backend(id, &kept);
+                    }
+                    Err(_) => self.retire_backend(id, &entry),
+                }
+            }
+        }
+        let in_use: Vec<TableRef> = port
+            .frontend_keys()
+            .filter_map(|key| self.frontends.get(&key))
+            .filter(|frontend| frontend.service == id)
+            .map(|frontend| frontend.table)
+            .collect();
+        let unused = |table: &TableRef| !port.tables.contains(table) && !in_use.contains(table);
+        let (retired, owned) = port.owned_tables.iter().partition(|&table| unused(table));
+        port.owned_tables = owned;
+        self.retired.tables.extend::<Vec<TableRef>>(retired);
+        self.ports.insert(id, port);
+    }
+
+    /// Everything of a service port that is gone; its frontends are withdrawn.
+    pub(super) fn retire_port(&mut self, id: ServiceId) {
+        let Some(port) = self.ports.remove(&id) else {
+            return;
+        };
+        for entry in &port.backends {
+            self.retire_backend(id, entry);
+        }
+        self.retired.tables.extend(port.owned_tables);
+        self.retired.services.push(id);
+    }
+
+    /// The element keeps its address until its readers are gone: they may have
+    /// read its id from an old table a moment ago.
+    fn retire_backend(&mut self, service: ServiceId, entry: &BackendEntry) {
+        self.write_backend(service, &BackendEntry { state: 0, ..*entry });
+        self.retired.backends.push(entry.id);
+    }
+}
+
+fn record(service: ServiceId, entry: &BackendEntry, generation: u32) -> Backend {
+    let (address, port) = entry.key;
+    Backend {
+        address,
+        port,
+        local: entry.local,
+        state: entry.state,
+        service,
+        generation,
+        _reserved: 0,
+    }
+}

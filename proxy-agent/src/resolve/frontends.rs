@@ -1,0 +1,144 @@
+//! The addresses of a Service and the endpoint set behind each.
+//!
+//! Corresponds to pkg/proxy/serviceport.go of kubernetes/kubernetes.
+
+use super::{ResolveOptions, ResolvedFrontend, address};
+use crate::model::{Family, Kind, Reason, Service, ServicePort, ServiceType, Warning};
+use proxy_common::{Address, EndpointSet, FrontendKind};
+use std::net::IpAddr;
+
+/// The addresses that all ports of a Service share.
+pub(super) struct Addresses {
+    pub(super) cluster_ips: Vec<IpAddr>,
+    load_balancer_ips: Vec<IpAddr>,
+    external_ips: Vec<IpAddr>,
+    /// Families in which NodePorts are open.
+    node_port_families: Vec<Family>,
+}
+
+impl Addresses {
+    /// The Service's addresses that can be used.
+    ///
+    /// A load balancer's address or externalIP of a family that the Service
+    /// does not have is left alone: a load balancer may translate between
+    /// families itself (serviceport.go, `newBaseServiceInfo`). The type decides
+    /// which fields count, as in the API server, which clears the others.
+    pub(super) fn of(
+        service: &Service,
+        options: &ResolveOptions,
+        warnings: &mut Vec<Warning>,
+    ) -> Self {
+        let stated = |family: &Family| {
+            service
+                .cluster_ips
+                .iter()
+                .any(|&it| Family::of(it) == *family)
+                || service.ip_families.contains(family)
+        };
+        let mut families: Vec<Family> = Family::ALL.into_iter().filter(stated).collect();
+        if families.is_empty() {
+            // Only a manifest can leave both fields open.
+            families = Family::ALL.to_vec();
+        }
+        let mut pick = |field: &str, addresses: &[IpAddr], wanted: bool| -> Vec<IpAddr> {
+            let ours = addresses
+                .iter()
+                .copied()
+                .filter(|&it| wanted && families.contains(&Family::of(it)));
+            ours.filter(|&it| usable(service, field, it, warnings))
+                .collect()
+        };
+        let balanced = service.kind == ServiceType::LoadBalancer;
+        Self {
+            cluster_ips: pick("spec.clusterIPs", &service.cluster_ips, true),
+            load_balancer_ips: pick(
+                "status.loadBalancer.ingress[].ip",
+                &service.load_balancer_ips,
+                balanced,
+            ),
+            external_ips: pick(
+                "spec.externalIPs",
+                &service.external_ips,
+                options.external_ips,
+            ),
+            node_port_families: match service.kind {
+                ServiceType::NodePort | ServiceType::LoadBalancer => families,
+                ServiceType::ClusterIp | ServiceType::ExternalName => Vec::new(),
+            },
+        }
+    }
+
+    /// The frontends of one port. An address that several fields have counts
+    /// once, as the first of ClusterIP, load balancer, externalIP.
+    pub(super) fn frontends(&self, service: &Service, port: &ServicePort) -> Vec<ResolvedFrontend> {
+        let mut frontends = Vec::<ResolvedFrontend>::new();
+        let fields = [
+            (FrontendKind::ClusterIp, &self.cluster_ips),
+            (FrontendKind::LoadBalancer, &self.load_balancer_ips),
+            (FrontendKind::ExternalIp, &self.external_ips),
+        ];
+        for (kind, addresses) in fields {
+            for &address in addresses {
+                let address = Address::from(address);
+                if !frontends.iter().any(|it| it.address == address) {
+                    frontends.push(ResolvedFrontend {
+                        address,
+                        port: port.port,
+                        kind,
+                        set: set(service, kind),
+                    });
+                }
+            }
+        }
+        let kind = FrontendKind::NodePort;
+        // A nodePort of 0 is none (allocateLoadBalancerNodePorts: false).
+        let families = self
+            .node_port_families
+            .iter()
+            .filter(|_| port.node_port != 0);
+        frontends.extend(families.map(|family| ResolvedFrontend {
+            address: match family {
+                Family::V4 => Address::ANY_V4,
+                Family::V6 => Address::ANY_V6,
+            },
+            port: port.node_port,
+            kind,
+            set: set(service, kind),
+        }));
+        frontends
+    }
+}
+
+/// The set that a client on this node gets (semantics 16, 17): its traffic to
+/// an address of a load balancer or an externalIP counts as internal to the
+/// cluster, so an external policy `Local` does not bind it.
+fn set(service: &Service, kind: FrontendKind) -> EndpointSet {
+    let local = match kind {
+        FrontendKind::ClusterIp => service.internal_local,
+        FrontendKind::NodePort => service.external_local,
+        FrontendKind::LoadBalancer | FrontendKind::ExternalIp => false,
+    };
+    if local {
+        EndpointSet::Local
+    } else {
+        EndpointSet::Cluster
+    }
+}
+
+/// A frontend on loopback or the like would take traffic that is none of the
+/// Service's business.
+fn usable(service: &Service, field: &str, address: IpAddr, warnings: &mut Vec<Warning>) -> bool {
+    let Some(why) = address::unusable(address) else {
+        return true;
+    };
+    let message = format!(
+        "{field} {address} is {why} and is not served; give a unicast address that clients can route"
+    );
+    warnings.push(Warning::new(
+        Kind::Service,
+        &service.name,
+        Reason::UnusableFrontend,
+        message,
+    ));
+    false
+}

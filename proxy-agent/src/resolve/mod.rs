@@ -1,0 +1,144 @@
+//! Services, slices and a node to frontends and endpoint sets.
+//!
+//! Pure: no I/O, no clock, no globals. Every rule of the Service API about what
+//! a client on this node reaches is here and nowhere else. Three steps per
+//! Service: [`endpoints`] joins the slices, [`topology`] decides the two sets,
+//! [`frontends`] lists the addresses and the set that each uses.
+//!
+//! The design follows pkg/proxy of kubernetes/kubernetes; each file names the
+//! one that it corresponds to.
+
+mod address;
+mod endpoints;
+mod frontends;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+use crate::model::{EndpointSlice, ObjectName, Service, Warning};
+use proxy_common::{Address, EndpointSet, FrontendKind, Protocol};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// The node on which traffic is decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// The name that slices call it by.
+    pub name: Arc<str>,
+    /// Its zone, if it has one.
+    pub zone: Option<Arc<str>>,
+}
+
+/// What the operator decides.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolveOptions {
+    /// Value of the label `service.kubernetes.io/service-proxy-name` that makes
+    /// a Service ours besides those without the label.
+    pub service_proxy_name: Option<Box<str>>,
+    /// Whether `spec.externalIPs` are served (KEP-5707): whoever may write a
+    /// Service can claim any address by them (CVE-2020-8554).
+    pub external_ips: bool,
+}
+
+/// A Service as this node serves it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedService {
+    /// The Service's name.
+    pub name: ObjectName,
+    /// As [`Service::created_s`]: of two Services that claim one frontend the
+    /// older wins, then the lesser name.
+    pub created_s: i64,
+    /// Its ClusterIPs that are served.
+    pub cluster_ips: Vec<IpAddr>,
+    /// Its ports in the order of the Service; empty if it is not ours.
+    pub ports: Vec<ResolvedPort>,
+}
+
+/// A service port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolvedPort {
+    /// Name of the port, "" if it has none.
+    pub name: Box<str>,
+    /// Protocol of its frontends and endpoints.
+    pub protocol: Protocol,
+    /// Seconds of session affinity, 0 for none.
+    pub affinity_timeout_s: u32,
+    /// Whether the internal traffic policy is `Local`.
+    pub internal_local: bool,
+    /// Whether the external traffic policy is `Local`.
+    pub external_local: bool,
+    /// Each (address, port) once.
+    pub frontends: Vec<ResolvedFrontend>,
+    /// Endpoints of both families that are ready or serving, sorted by address
+    /// and port, each once. Those in no set get no new flows, but UDP flows that
+    /// they have may stay (semantics 26).
+    pub endpoints: Vec<ResolvedEndpoint>,
+}
+
+/// An address and port of a service port, for clients on this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResolvedFrontend {
+    /// The address; [`Address::ANY_V4`] or [`Address::ANY_V6`] for a NodePort.
+    pub address: Address,
+    /// The port.
+    pub port: u16,
+    /// Field that the address comes from.
+    pub kind: FrontendKind,
+    /// Set that is used from this node.
+    pub set: EndpointSet,
+}
+
+/// An endpoint of a service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ResolvedEndpoint {
+    /// The address.
+    pub address: IpAddr,
+    /// The port.
+    pub port: u16,
+    /// Whether it is on this node.
+    pub local: bool,
+    /// Whether new flows under policy `Cluster` may use it.
+    pub in_cluster_set: bool,
+    /// Whether new flows under policy `Local` may use it.
+    pub in_local_set: bool,
+}
+
+/// What this node does with a Service.
+///
+/// `slices` are those whose label names the Service, in any order.
+/// `is_cluster_ip` tells whether an address is the ClusterIP of any Service.
+pub fn resolve<'a>(
+    service: &Service,
+    slices: impl IntoIterator<Item = &'a EndpointSlice>,
+    node: &NodeView,
+    is_cluster_ip: impl Fn(IpAddr) -> bool,
+    options: &ResolveOptions,
+) -> (ResolvedService, Vec<Warning>) {
+    let mut resolved = ResolvedService {
+        name: service.name.clone(),
+        created_s: service.created_s,
+        cluster_ips: Vec::new(),
+        ports: Vec::new(),
+    };
+    let mut warnings = Vec::new();
+    if !service.is_ours(options.service_proxy_name.as_deref()) {
+        return (resolved, warnings);
+    }
+    let addresses = frontends::Addresses::of(service, options, &mut warnings);
+    let slices = endpoints::usable(slices, &is_cluster_ip, &mut warnings);
+    resolved.ports = service
+        .ports
+        .iter()
+        .map(|port| ResolvedPort {
+            name: port.name.clone(),
+            protocol: port.protocol,
+            affinity_timeout_s: service.affinity_timeout_s,
+            internal_local: service.internal_local,
+            external_local: service.external_local,
+            frontends: addresses.frontends(service, port),
+            endpoints: topology::assign(&endpoints::join(port, &slices, node, &mut warnings), node),
+        })
+        .collect();
+    resolved.cluster_ips = addresses.cluster_ips;
+    (resolved, warnings)
+}

@@ -1,0 +1,290 @@
+//! Addresses of a Service and the sets behind them: semantics 1, 6, 9, 10, 16,
+//! 17, cases K22, K34, K36, K40 and K42.
+
+use super::*;
+
+/// The frontends as `kind address:port set`, and the number of warnings.
+fn shown(service: &Service, options: &ResolveOptions) -> (Vec<String>, usize) {
+    let (resolved, warnings) = resolve(service, &[], &node(), |_| false, options);
+    let line = |port: &ResolvedPort, it: &ResolvedFrontend| {
+        let set = match it.set {
+            EndpointSet::Cluster => "cluster",
+            EndpointSet::Local => "local",
+        };
+        format!(
+            "{} {}:{}/{} {set}",
+            it.kind.as_str(),
+            it.address.to_ip(),
+            it.port,
+            port.protocol.as_str()
+        )
+    };
+    let lines = resolved
+        .ports
+        .iter()
+        .flat_map(|port| port.frontends.iter().map(move |it| line(port, it)))
+        .collect();
+    (lines, warnings.len())
+}
+
+/// A load balancer with every kind of address.
+fn balanced() -> Service {
+    Service {
+        kind: ServiceType::LoadBalancer,
+        external_ips: [ip("203.0.113.9")].into(),
+        load_balancer_ips: [ip("198.51.100.7"), ip("2001:db8:100::7")].into(),
+        ports: [port("http", Protocol::Tcp, 80, 30080)].into(),
+        ..service()
+    }
+}
+
+const BALANCED: [&str; 7] = [
+    "ClusterIP 10.96.0.20:80/TCP cluster",
+    "ClusterIP fd00:96::20:80/TCP cluster",
+    "LoadBalancer 198.51.100.7:80/TCP cluster",
+    "LoadBalancer 2001:db8:100::7:80/TCP cluster",
+    "ExternalIP 203.0.113.9:80/TCP cluster",
+    "NodePort 0.0.0.0:30080/TCP cluster",
+    "NodePort :::30080/TCP cluster",
+];
+
+#[test]
+fn every_field_gives_its_frontends() {
+    assert_eq!(
+        shown(&balanced(), &options()),
+        (BALANCED.map(str::to_owned).to_vec(), 0)
+    );
+}
+
+#[test]
+fn policies_bind_only_their_frontends() {
+    let internal = shown(
+        &Service {
+            internal_local: true,
+            ..balanced()
+        },
+        &options(),
+    )
+    .0;
+    let want = BALANCED.map(|it| {
+        if it.starts_with("Cl") {
+            it.replace(" cluster", " local")
+        } else {
+            it.to_owned()
+        }
+    });
+    assert_eq!(internal, want);
+    let external = shown(
+        &Service {
+            external_local: true,
+            ..balanced()
+        },
+        &options(),
+    )
+    .0;
+    let want = BALANCED.map(|it| {
+        if it.starts_with("No") {
+            it.replace(" cluster", " local")
+        } else {
+            it.to_owned()
+        }
+    });
+    assert_eq!(external, want);
+}
+
+#[test]
+fn each_row_leaves_exactly_the_frontends_that_it_should() {
+    let v4_only = |it: Service| Service {
+        cluster_ips: [ip("10.96.0.20")].into(),
+        ..it
+    };
+    let keep = |wanted: &[usize]| {
+        wanted
+            .iter()
+            .map(|&it| BALANCED[it].to_owned())
+            .collect::<Vec<_>>()
+    };
+    let no_external = ResolveOptions {
+        external_ips: false,
+        ..options()
+    };
+    let rows = [
+        (
+            "NodePort type: no load balancer",
+            Service {
+                kind: ServiceType::NodePort,
+                ..balanced()
+            },
+            options(),
+            keep(&[0, 1, 4, 5, 6]),
+        ),
+        (
+            "ClusterIP type: no node port",
+            Service {
+                kind: ServiceType::ClusterIp,
+                ..balanced()
+            },
+            options(),
+            keep(&[0, 1, 4]),
+        ),
+        (
+            "externalIPs switched off",
+            balanced(),
+            no_external,
+            keep(&[0, 1, 2, 3, 5, 6]),
+        ),
+        (
+            "one family: the other's addresses are left alone",
+            v4_only(balanced()),
+            options(),
+            keep(&[0, 2, 4, 5]),
+        ),
+        (
+            "one family by ipFamilies alone",
+            Service {
+                cluster_ips: Box::default(),
+                ip_families: [Family::V6].into(),
+                ..balanced()
+            },
+            options(),
+            keep(&[3, 6]),
+        ),
+        (
+            "no family stated: both",
+            Service {
+                cluster_ips: Box::default(),
+                ..balanced()
+            },
+            options(),
+            keep(&[2, 3, 4, 5, 6]),
+        ),
+        (
+            "no node port allocated",
+            Service {
+                ports: [port("http", Protocol::Tcp, 80, 0)].into(),
+                ..balanced()
+            },
+            options(),
+            keep(&[0, 1, 2, 3, 4]),
+        ),
+        (
+            "headless",
+            Service {
+                headless: true,
+                ..balanced()
+            },
+            options(),
+            keep(&[]),
+        ),
+        (
+            "another proxy's",
+            Service {
+                proxy_name: Some("other".into()),
+                ..balanced()
+            },
+            options(),
+            keep(&[]),
+        ),
+        (
+            "ExternalName",
+            Service {
+                kind: ServiceType::ExternalName,
+                ..balanced()
+            },
+            options(),
+            keep(&[]),
+        ),
+    ];
+    for (name, service, options, want) in rows {
+        assert_eq!(shown(&service, &options), (want, 0), "{name}");
+    }
+}
+
+#[test]
+fn a_service_that_is_not_ours_has_nothing() {
+    let (resolved, _) = resolve(
+        &Service {
+            headless: true,
+            ..balanced()
+        },
+        &[],
+        &node(),
+        |_| false,
+        &options(),
+    );
+    assert!(resolved.ports.is_empty() && resolved.cluster_ips.is_empty());
+    let own = ResolveOptions {
+        service_proxy_name: Some("fairlead".into()),
+        ..options()
+    };
+    let named = Service {
+        proxy_name: Some("fairlead".into()),
+        ..balanced()
+    };
+    assert_eq!(shown(&named, &own).0.len(), BALANCED.len());
+}
+
+#[test]
+fn addresses_that_cannot_be_frontends_are_refused_one_by_one() {
+    for bad in [
+        "0.0.0.0",
+        "127.0.0.1",
+        "169.254.1.1",
+        "224.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "fe80::1",
+        "ff02::1",
+    ] {
+        let externals = Service {
+            external_ips: [ip(bad), ip("203.0.113.9")].into(),
+            ..balanced()
+        };
+        assert_eq!(
+            shown(&externals, &options()),
+            (BALANCED.map(str::to_owned).to_vec(), 1),
+            "{bad} as externalIP"
+        );
+        let ingress = [ip(bad), ip("198.51.100.7"), ip("2001:db8:100::7")].into();
+        let balancer = Service {
+            load_balancer_ips: ingress,
+            ..balanced()
+        };
+        assert_eq!(
+            shown(&balancer, &options()),
+            (BALANCED.map(str::to_owned).to_vec(), 1),
+            "{bad} as load balancer IP"
+        );
+    }
+}
+
+#[test]
+fn an_address_in_several_fields_is_one_frontend() {
+    let web = Service {
+        external_ips: [ip("198.51.100.7"), ip("10.96.0.20"), ip("203.0.113.9")].into(),
+        ..balanced()
+    };
+    assert_eq!(
+        shown(&web, &options()),
+        (BALANCED.map(str::to_owned).to_vec(), 0)
+    );
+}
+
+#[test]
+fn ports_with_one_number_and_two_protocols_stay_apart() {
+    let dns = Service {
+        cluster_ips: [ip("10.96.0.10")].into(),
+        ports: [
+            port("dns", Protocol::Udp, 53, 0),
+            port("dns-tcp", Protocol::Tcp, 53, 0),
+            port("x", Protocol::Sctp, 53, 0),
+        ]
+        .into(),
+        ..service()
+    };
+    let want = ["UDP", "TCP", "SCTP"]
+        .map(|it| format!("ClusterIP 10.96.0.10:53/{it} cluster"))
+        .to_vec();
+    assert_eq!(shown(&dns, &options()), (want, 0));
+}

@@ -1,0 +1,230 @@
+//! The objects by key, and which Services an event touches.
+//!
+//! Events only mark Services dirty; the agent's loop takes the marks at its own
+//! pace and resolves those Services anew. An event costs work in proportion to
+//! the one Service that it touches. Two changes reach further and are rare: the
+//! zone of our Node touches all Services with zone hints, and a ClusterIP that
+//! equals an endpoint's address touches the Services with that endpoint.
+
+mod counts;
+mod listing;
+mod slices;
+#[cfg(test)]
+mod tests;
+
+use crate::model::{EndpointSlice, Kind, Node, ObjectName, Service};
+use crate::resolve::NodeView;
+use crate::source::{Event, Object};
+use counts::AddressCounts;
+use listing::Listings;
+use slices::Slices;
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+/// All objects that matter, and the marks.
+#[derive(Debug)]
+pub struct Store {
+    node: NodeView,
+    internal_ips: Box<[IpAddr]>,
+    services: HashMap<ObjectName, Service>,
+    slices: Slices,
+    /// ClusterIPs of all Services, also of those that are not ours: an endpoint
+    /// with such an address would be translated twice (semantics 5).
+    cluster_ips: AddressCounts,
+    listings: Listings,
+    dirty: BTreeSet<ObjectName>,
+}
+
+impl Store {
+    /// An empty store on the node of this name.
+    pub fn new(node_name: Arc<str>) -> Self {
+        Self {
+            node: NodeView {
+                name: node_name,
+                zone: None,
+            },
+            internal_ips: Box::default(),
+            services: HashMap::new(),
+            slices: Slices::default(),
+            cluster_ips: AddressCounts::default(),
+            listings: Listings::default(),
+            dirty: BTreeSet::new(),
+        }
+    }
+
+    /// Takes an event in. One that changes nothing marks nothing; warnings are
+    /// not the store's business.
+    pub fn apply(&mut self, event: Event) {
+        match event {
+            Event::Begin(kind) => self.listings.begin(kind),
+            Event::Apply(object) => {
+                self.listings.see(object.kind(), object.name());
+                self.apply_object(object);
+            }
+            Event::Delete(kind, name) => {
+                self.listings.forget(kind, &name);
+                self.delete(kind, &name);
+            }
+            Event::Done(kind) => self.finish(kind),
+            Event::Warning(_) => {}
+        }
+    }
+
+    /// The Services that events touched since the last call, in order of their
+    /// names. Those that [`Store::view`] does not find are gone.
+    pub fn take_dirty(&mut self) -> Vec<ObjectName> {
+        std::mem::take(&mut self.dirty).into_iter().collect()
+    }
+
+    /// Whether complete lists of Services and EndpointSlices have come in;
+    /// before, nothing may be removed from the kernel (semantics 34).
+    pub fn complete(&self) -> bool {
+        self.listings.complete(Kind::Service) && self.listings.complete(Kind::EndpointSlice)
+    }
+
+    /// A Service, ours or not, and its slices in order of their names.
+    pub fn view(&self, name: &ObjectName) -> Option<(&Service, &[EndpointSlice])> {
+        Some((self.services.get(name)?, self.slices.of(name)))
+    }
+
+    /// Whether an address is the ClusterIP of a Service.
+    pub fn is_cluster_ip(&self, address: IpAddr) -> bool {
+        self.cluster_ips.contains(address)
+    }
+
+    /// Our node.
+    pub fn node(&self) -> &NodeView {
+        &self.node
+    }
+
+    /// InternalIPs of our Node, the last ones known.
+    pub fn internal_ips(&self) -> &[IpAddr] {
+        &self.internal_ips
+    }
+
+    fn apply_object(&mut self, object: Object) {
+        match object {
+            Object::Service(service) => self.apply_service(service),
+            Object::Slice(slice) => self.apply_slice(slice),
+            Object::Node(node) => self.apply_node(node),
+        }
+    }
+
+    fn apply_service(&mut self, service: Service) {
+        if self.services.get(&service.name) == Some(&service) {
+            return;
+        }
+        self.dirty.insert(service.name.clone());
+        let added = service.cluster_ips.clone();
+        let old = self.services.insert(service.name.clone(), service);
+        self.count_cluster_ips(&added, old.as_ref().map_or(&[], |old| &old.cluster_ips));
+    }
+
+    fn apply_slice(&mut self, slice: EndpointSlice) {
+        if self.slices.get(&slice.name) == Some(&slice) {
+            return;
+        }
+        let old = self.slices.remove(&slice.name);
+        self.mark(old.and_then(|old| old.service));
+        self.mark(slice.service.clone());
+        self.slices.insert(slice);
+    }
+
+    fn apply_node(&mut self, node: Node) {
+        if *node.name.name == *self.node.name {
+            self.set_zone(node.zone);
+            self.internal_ips = node.internal_ips;
+        }
+    }
+
+    fn delete(&mut self, kind: Kind, name: &ObjectName) {
+        match kind {
+            Kind::Service => {
+                if let Some(old) = self.services.remove(name) {
+                    self.dirty.insert(old.name);
+                    self.count_cluster_ips(&[], &old.cluster_ips);
+                }
+            }
+            Kind::EndpointSlice => {
+                let old = self.slices.remove(name);
+                self.mark(old.and_then(|old| old.service));
+            }
+            Kind::Node if *name.name == *self.node.name => self.set_zone(None),
+            Kind::Node => {}
+        }
+    }
+
+    /// Deletes what a complete list did not name: deletions while no watch was
+    /// running are not told in any other way.
+    fn finish(&mut self, kind: Kind) {
+        let Some(seen) = self.listings.finish(kind) else {
+            return;
+        };
+        let gone: Vec<ObjectName> = match kind {
+            Kind::Service => self
+                .services
+                .keys()
+                .filter(|name| !seen.contains(*name))
+                .cloned()
+                .collect(),
+            Kind::EndpointSlice => self
+                .slices
+                .names()
+                .filter(|name| !seen.contains(*name))
+                .cloned()
+                .collect(),
+            Kind::Node => {
+                let ours = ObjectName::new("", self.node.name.clone());
+                if seen.contains(&ours) {
+                    Vec::new()
+                } else {
+                    vec![ours]
+                }
+            }
+        };
+        for name in &gone {
+            self.delete(kind, name);
+        }
+    }
+
+    fn set_zone(&mut self, zone: Option<Arc<str>>) {
+        if self.node.zone != zone {
+            self.node.zone = zone;
+            self.dirty.extend(
+                self.slices
+                    .zone_hinted()
+                    .filter(|name| self.services.contains_key(name))
+                    .cloned(),
+            );
+        }
+    }
+
+    /// Marks a Service if it is there; a slice may come before its Service.
+    fn mark(&mut self, service: Option<ObjectName>) {
+        self.dirty
+            .extend(service.filter(|name| self.services.contains_key(name)));
+    }
+
+    fn count_cluster_ips(&mut self, added: &[IpAddr], removed: &[IpAddr]) {
+        // Added first: an address in both never leaves the set in between.
+        let entered = added
+            .iter()
+            .filter(|&&address| self.cluster_ips.add(address))
+            .copied()
+            .collect::<Vec<_>>();
+        let left = removed
+            .iter()
+            .filter(|&&address| self.cluster_ips.remove(address))
+            .copied();
+        let changed: Vec<IpAddr> = entered.into_iter().chain(left).collect();
+        for address in changed {
+            self.dirty.extend(
+                self.slices
+                    .users_of(address)
+                    .filter(|name| self.services.contains_key(name))
+                    .cloned(),
+            );
+        }
+    }
+}
