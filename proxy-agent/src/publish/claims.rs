@@ -4,6 +4,7 @@
 //! winner is a function of the objects alone (creation time, then name), so no
 //! order of events leaves a frontend missing or foreign (semantics 12).
 
+use crate::compile::PortKey;
 use crate::model::ObjectName;
 use proxy_common::{FrontendKey, ServiceId};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,8 +16,8 @@ pub(super) struct Rank {
     pub(super) created_s: i64,
     /// The Service.
     pub(super) service: ObjectName,
-    /// The service port.
-    pub(super) id: ServiceId,
+    /// Its port.
+    pub(super) port: PortKey,
 }
 
 /// Every frontend that is asked for.
@@ -33,32 +34,33 @@ impl Claims {
         self.owners.get(key).copied()
     }
 
-    /// Adds a claim; `rank_of` gives the rank of the present owner. Returns the
-    /// owner that lost the frontend, if one did.
+    /// Adds a claim, or renews its rank; `rank_of` gives the rank of the present
+    /// owner. Returns the new owner if the frontend changed hands.
     pub(super) fn add(
         &mut self,
         key: FrontendKey,
+        id: ServiceId,
         rank: Rank,
         rank_of: impl Fn(ServiceId) -> Option<Rank>,
     ) -> Option<ServiceId> {
         let Some(owner) = self.owner(&key) else {
-            self.owners.insert(key, rank.id);
+            self.owners.insert(key, id);
             return None;
         };
-        if owner == rank.id && !self.contested.contains_key(&key) {
+        if owner == id && !self.contested.contains_key(&key) {
             return None;
         }
         let claimants = self.contested.entry(key).or_default();
         if claimants.is_empty() {
             claimants.extend(rank_of(owner).map(|rank| (owner, rank)));
         }
-        claimants.insert(rank.id, rank);
+        claimants.insert(id, rank);
         let winner = winner(claimants)?;
         if claimants.len() == 1 {
             self.contested.remove(&key);
         }
         self.owners.insert(key, winner);
-        (winner != owner).then_some(owner)
+        (winner != owner).then_some(winner)
     }
 
     /// Removes a claim; returns the new owner if the frontend changed hands.
@@ -87,5 +89,8 @@ impl Claims {
 }
 
 fn winner(claimants: &BTreeMap<ServiceId, Rank>) -> Option<ServiceId> {
-    claimants.values().min().map(|rank| rank.id)
+    claimants
+        .iter()
+        .min_by_key(|(_, rank)| *rank)
+        .map(|(id, _)| *id)
 }

@@ -325,13 +325,13 @@ impl<K: Kernel> Publisher<K> {
             let rank = Rank {
                 created_s,
                 service: name.clone(),
-                id,
+                port: key.clone(),
             };
             let ports = &self.ports;
-            let loser = self.claims.add(frontend, rank, |owner| {
-                ports.get(&owner).map(|port| port.rank(owner))
+            let heir = self.claims.add(frontend, id, rank, |owner| {
+                ports.get(&owner).map(Port::rank)
             });
-            batch.touched.extend(loser);
+            batch.touched.extend(heir);
         }
         if let Some(port) = self.ports.get_mut(&id) {
             port.created_s = created_s;

@@ -47,11 +47,11 @@ impl Port {
         }
     }
 
-    pub(super) fn rank(&self, id: ServiceId) -> Rank {
+    pub(super) fn rank(&self) -> Rank {
         Rank {
             created_s: self.created_s,
             service: self.service.clone(),
-            id,
+            port: self.key.clone(),
         }
     }
 

@@ -6,7 +6,7 @@ use super::{
 use crate::compile::{self, BackendEntry, PortKey};
 use crate::model::ObjectName;
 use crate::resolve::ResolvedFrontend;
-use proxy_common::{Frontend, Protocol, ServiceRecord};
+use proxy_common::{Frontend, FrontendKey, Protocol, ServiceId, ServiceRecord};
 use std::collections::{HashMap, HashSet};
 
 impl<K: Kernel> Publisher<K> {
@@ -17,88 +17,112 @@ impl<K: Kernel> Publisher<K> {
         for _ in 0..kernel.chunks() {
             arena.add_chunk();
         }
-        let mut services: HashMap<ObjectName, ServiceState> = HashMap::new();
-        let mut ports = HashMap::new();
-        let mut used = HashSet::new();
-        for (id, record) in kernel.services()? {
-            used.insert(id);
-            let Some((service, key)) = parse(&record) else {
-                tracing::warn!(
-                    id,
-                    name = record.name(),
-                    "map services has a name that cannot be read; left alone"
-                );
-                continue;
-            };
-            services
-                .entry(service.clone())
-                .or_default()
-                .ports
-                .insert(key.clone(), id);
-            ports.insert(id, Port::new(service, key));
-        }
-        let mut retired = Retired::default();
-        for id in 1..kernel.backends_max() {
-            let backend = kernel.backend(id);
-            if backend.service == 0 {
-                continue;
-            }
-            let key = (backend.address, backend.port);
-            match ports.get_mut(&backend.service) {
-                Some(port) => {
-                    port.backends.push(BackendEntry {
-                        key,
-                        state: backend.state,
-                        local: backend.local,
-                        id,
-                    });
-                }
-                None => retired.backends.push(id),
-            }
-        }
-        for port in ports.values_mut() {
-            port.backends.sort_unstable_by_key(|entry| entry.key);
-        }
-        let backend_ids = Ids::new(kernel.backends_max(), |id| kernel.backend(id).service != 0);
-        let service_ids = Ids::new(kernel.services_max(), |id| used.contains(&id));
-        let frontends: HashMap<_, _> = kernel
+        let frontends: HashMap<FrontendKey, Frontend> = kernel
             .frontends()?
             .into_iter()
             .map(|it| (it.key, it))
             .collect();
+        let mut retired = Retired::default();
+        let (services, mut ports, used) = restore_services(&kernel, &frontends, &mut retired)?;
+        restore_backends(&kernel, &mut ports, &mut retired);
         let mut claims = Claims::default();
         for frontend in frontends.values() {
             if let Some(port) = ports.get_mut(&frontend.service) {
                 restore_frontend(frontend, port, &mut arena);
-                claims.add(frontend.key, port.rank(frontend.service), |_| None);
+                claims.add(frontend.key, frontend.service, port.rank(), |_| None);
             }
         }
-        let vips = kernel
-            .addresses(AddressSet::Vips)?
-            .into_iter()
-            .map(|vip| (vip, 0))
-            .collect();
+        let last_generation = frontends.values().map(|it| it.generation).max();
+        let vips = kernel.addresses(AddressSet::Vips)?;
+        let node_addresses = kernel.addresses(AddressSet::NodeAddresses)?;
         Ok(Self {
-            next_generation: frontends
-                .values()
-                .map(|it| it.generation.wrapping_add(1))
-                .max()
-                .unwrap_or(1),
-            node_addresses: kernel
-                .addresses(AddressSet::NodeAddresses)?
-                .into_iter()
-                .collect(),
+            backend_ids: Ids::new(kernel.backends_max(), |id| kernel.backend(id).service != 0),
+            service_ids: Ids::new(kernel.services_max(), |id| used.contains(&id)),
+            next_generation: last_generation.unwrap_or(0).wrapping_add(1),
+            node_addresses: node_addresses.into_iter().collect(),
+            vips: vips.into_iter().map(|vip| (vip, 0)).collect(),
             kernel,
             arena,
-            backend_ids,
-            service_ids,
             services,
             ports,
             claims,
             frontends,
-            vips,
             retired,
         })
+    }
+}
+
+type Services = HashMap<ObjectName, ServiceState>;
+type Ports = HashMap<ServiceId, Port>;
+
+/// The service ports, and every id that is taken.
+///
+/// After a crash one name may stand twice: the older id was withdrawn and not
+/// yet freed when the Service came back. Only the newer one has frontends.
+fn restore_services(
+    kernel: &impl Kernel,
+    frontends: &HashMap<FrontendKey, Frontend>,
+    retired: &mut Retired,
+) -> Result<(Services, Ports, HashSet<ServiceId>), KernelError> {
+    let in_force: HashSet<ServiceId> = frontends.values().map(|it| it.service).collect();
+    let (mut services, mut ports) = (Services::new(), Ports::new());
+    let mut records = kernel.services()?;
+    records.sort_unstable_by_key(|(id, _)| (in_force.contains(id), *id));
+    for (id, record) in &records {
+        let Some((service, key)) = parse(record) else {
+            let name = record.name();
+            tracing::warn!(
+                id,
+                name,
+                "map services has a name that cannot be read; left alone"
+            );
+            continue;
+        };
+        let state = services.entry(service.clone()).or_default();
+        if let Some(earlier) = state.ports.insert(key.clone(), *id) {
+            ports.remove(&earlier);
+            retired.services.push(earlier);
+        }
+        ports.insert(*id, Port::new(service, key));
+    }
+    Ok((
+        services,
+        ports,
+        records.into_iter().map(|(id, _)| id).collect(),
+    ))
+}
+
+/// The backends of each service port; those of none, and all but one of those
+/// with one address, were about to be freed.
+fn restore_backends(kernel: &impl Kernel, ports: &mut Ports, retired: &mut Retired) {
+    for id in 1..kernel.backends_max() {
+        let backend = kernel.backend(id);
+        if backend.service == 0 {
+            continue;
+        }
+        let key = (backend.address, backend.port);
+        let entry = BackendEntry {
+            key,
+            state: backend.state,
+            local: backend.local,
+            id,
+        };
+        match ports.get_mut(&backend.service) {
+            Some(port) => port.backends.push(entry),
+            None => retired.backends.push(id),
+        }
+    }
+    for port in ports.values_mut() {
+        // What was about to be freed has no state left and sorts last.
+        port.backends
+            .sort_unstable_by_key(|entry| (entry.key, u8::MAX - entry.state));
+        port.backends.dedup_by(|later, kept| {
+            let same = later.key == kept.key;
+            if same {
+                retired.backends.push(later.id);
+            }
+            same
+        });
     }
 }
 

@@ -49,7 +49,8 @@ impl<'n> Hinting<'n> {
     /// Hints of one sort count only if every ready endpoint has some and one
     /// names us: a half-written set of hints must not leave a node or zone with
     /// too few endpoints. Node hints come first. The Service's
-    /// `trafficDistribution` and annotations are not looked at.
+    /// `trafficDistribution` and annotations are not looked at. Without a ready
+    /// endpoint hints are off, so the fallback to draining ones is never narrowed.
     fn of<'a>(
         candidates: impl Iterator<Item = &'a Candidate<'a>> + Clone,
         node: &'n NodeView,
@@ -105,8 +106,7 @@ pub(super) fn assign(candidates: &[Candidate<'_>], node: &NodeView) -> Vec<Resol
             address: it.address,
             port: it.port,
             local: it.local,
-            // The fallback to draining endpoints is never narrowed.
-            in_cluster_set: cluster.takes(it) && (cluster == Tier::Draining || hinting.takes(it)),
+            in_cluster_set: cluster.takes(it) && hinting.takes(it),
             in_local_set: it.local && local.takes(it),
         }));
     }

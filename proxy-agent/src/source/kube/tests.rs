@@ -1,1 +1,282 @@
+//! Against an API server of a few lines.
 
+use super::*;
+use crate::model::Kind;
+use crate::source::Object;
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::runtime::Runtime;
+
+/// How the server behaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// Streaming lists.
+    Streaming,
+    /// Knows of streaming lists, but has them switched off.
+    Pages,
+    /// Does not know of streaming lists.
+    Old,
+    /// Pages, and the first watch of Services has expired.
+    Expired,
+}
+
+struct Server {
+    address: String,
+    requests: Arc<Mutex<Vec<String>>>,
+    /// Its death takes the server's connections with it.
+    runtime: Option<Runtime>,
+}
+
+impl Server {
+    fn start(manner: Manner, service: &'static str) -> Self {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .expect("runtime");
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("port");
+        listener.set_nonblocking(true).expect("listener");
+        let address = format!("http://{}", listener.local_addr().expect("address"));
+        let app = Router::new()
+            .fallback(answer)
+            .with_state((manner, service, requests.clone()));
+        runtime.spawn(async move {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("listener");
+            axum::serve(listener, app).await.expect("server");
+        });
+        Self {
+            address,
+            requests,
+            runtime: Some(runtime),
+        }
+    }
+
+    fn stop(&mut self) {
+        self.runtime.take().expect("running").shutdown_background();
+    }
+
+    fn count(&self, wanted: impl Fn(&str) -> bool) -> usize {
+        self.requests
+            .lock()
+            .expect("requests")
+            .iter()
+            .filter(|it| wanted(it))
+            .count()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+type Context = (Manner, &'static str, Arc<Mutex<Vec<String>>>);
+
+async fn answer(State((manner, service, requests)): State<Context>, uri: Uri) -> Response {
+    let (path, query) = (
+        uri.path().to_owned(),
+        uri.query().unwrap_or_default().to_owned(),
+    );
+    let first = {
+        let mut requests = requests.lock().expect("requests");
+        requests.push(uri.to_string());
+        let same = |it: &&String| {
+            it.starts_with(&path)
+                && it.contains("watch=true")
+                && !it.contains("sendInitialEvents=true")
+        };
+        requests.iter().filter(same).count() == 1
+    };
+    let services = path.ends_with("/services");
+    let object = |name: &str, version: u32| {
+        json!({"metadata": {"name": name, "namespace": "shop", "resourceVersion": version.to_string()},
+               "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}})
+    };
+    let items = if services {
+        vec![object(service, 5)]
+    } else {
+        vec![]
+    };
+    let event = |kind: &str, object: Value| json!({"type": kind, "object": object});
+    let later = services.then(|| event("ADDED", object("later", 11)));
+    if path == "/version" {
+        let minor = if manner == Manner::Old { "26" } else { "34+" };
+        return version(minor);
+    }
+    if !query.contains("watch=true") {
+        let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "10"}, "items": items});
+        return list.to_string().into_response();
+    }
+    if query.contains("sendInitialEvents=true") {
+        if manner != Manner::Streaming {
+            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                                "message": "sendInitialEvents is forbidden", "reason": "Invalid", "code": 422});
+            return (StatusCode::UNPROCESSABLE_ENTITY, status.to_string()).into_response();
+        }
+        let end = json!({"kind": "X", "apiVersion": "v1", "metadata": {
+            "resourceVersion": "10", "annotations": {"k8s.io/initial-events-end": "true"}}});
+        let listed = items.into_iter().map(|it| event("ADDED", it));
+        return stream(
+            listed
+                .chain([event("BOOKMARK", end)])
+                .chain(later)
+                .collect(),
+        );
+    }
+    if manner == Manner::Expired && services && first {
+        let gone = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                          "message": "too old resource version", "reason": "Expired", "code": 410});
+        return stream(vec![event("ERROR", gone)]);
+    }
+    stream(later.into_iter().collect())
+}
+
+fn version(minor: &str) -> Response {
+    let version = json!({"major": "1", "minor": minor, "gitVersion": "v1", "gitCommit": "", "gitTreeState": "",
+                         "buildDate": "", "goVersion": "", "compiler": "", "platform": ""});
+    version.to_string().into_response()
+}
+
+/// Events, and then a connection that stays open.
+fn stream(events: Vec<Value>) -> Response {
+    let lines = events
+        .into_iter()
+        .map(|it| Ok::<_, Infallible>(format!("{it}\n")));
+    Body::from_stream(futures::stream::iter(lines).chain(futures::stream::pending()))
+        .into_response()
+}
+
+/// The source, and the events about Services.
+struct Followed {
+    events: mpsc::Receiver<Event>,
+}
+
+impl Followed {
+    fn new(servers: &[&str]) -> Self {
+        let options = KubeOptions {
+            kubeconfig: None,
+            servers: servers.iter().map(|it| (*it).to_owned()).collect(),
+            node_name: "n1".into(),
+            service_proxy_name: None,
+        };
+        let (sender, events) = mpsc::channel(16);
+        tokio::spawn(async move { run(&options, sender).await.expect("configuration") });
+        Self { events }
+    }
+
+    async fn expect(&mut self, want: &[&str]) {
+        for want in want {
+            assert_eq!(self.next().await, *want);
+        }
+    }
+
+    async fn next(&mut self) -> String {
+        loop {
+            let next = tokio::time::timeout(Duration::from_secs(30), self.events.recv()).await;
+            match next.expect("an event in time").expect("the source runs") {
+                Event::Begin(Kind::Service) => return "begin".into(),
+                Event::Done(Kind::Service) => return "done".into(),
+                Event::Apply(Object::Service(service)) => return service.name.to_string(),
+                Event::Delete(Kind::Service, name) => return format!("delete {name}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_with_streaming_lists_is_asked_for_them() {
+    let server = Server::start(Manner::Streaming, "web");
+    let mut followed = Followed::new(&[&server.address]);
+    followed
+        .expect(&["begin", "shop/web", "done", "shop/later"])
+        .await;
+    let services = |it: &str| it.starts_with("/api/v1/services");
+    assert_eq!(server.count(services), 1);
+    let selector = "labelSelector=%21service.kubernetes.io%2Fheadless%2C%21service.kubernetes.io%2Fservice-proxy-name";
+    assert_eq!(server.count(|it| services(it) && it.contains(selector)), 1);
+}
+
+#[tokio::test]
+async fn a_server_without_streaming_lists_gives_pages() {
+    for (manner, streaming_requests) in [(Manner::Pages, 1), (Manner::Old, 0)] {
+        let server = Server::start(manner, "web");
+        let mut followed = Followed::new(&[&server.address]);
+        followed
+            .expect(&["begin", "shop/web", "done", "shop/later"])
+            .await;
+        let services =
+            |it: &str| it.starts_with("/api/v1/services") && it.contains("sendInitialEvents=true");
+        assert_eq!(server.count(services), streaming_requests, "{manner:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_expired_watch_leads_to_a_new_list() {
+    let server = Server::start(Manner::Expired, "web");
+    let mut followed = Followed::new(&[&server.address]);
+    followed
+        .expect(&[
+            "begin",
+            "shop/web",
+            "done",
+            "begin",
+            "shop/web",
+            "done",
+            "shop/later",
+        ])
+        .await;
+}
+
+#[tokio::test]
+async fn the_next_server_is_used_when_one_is_gone() {
+    let mut first = Server::start(Manner::Streaming, "one");
+    let second = Server::start(Manner::Streaming, "two");
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("port");
+    let dead = format!("http://{}", nobody.local_addr().expect("address"));
+    drop(nobody);
+    let mut followed = Followed::new(&[&dead, &first.address, &second.address]);
+    followed
+        .expect(&["begin", "shop/one", "done", "shop/later"])
+        .await;
+    first.stop();
+    followed
+        .expect(&["begin", "shop/two", "done", "shop/later"])
+        .await;
+}
+
+#[tokio::test]
+async fn a_configuration_that_cannot_work_is_an_error() {
+    let options = |kubeconfig: Option<&str>, servers: &[&str]| KubeOptions {
+        kubeconfig: kubeconfig.map(PathBuf::from),
+        servers: servers.iter().map(|it| (*it).to_owned()).collect(),
+        node_name: "n1".into(),
+        service_proxy_name: None,
+    };
+    for (options, part) in [
+        (
+            options(Some("/nonexistent/kubeconfig"), &[]),
+            "kubeconfig /nonexistent/kubeconfig",
+        ),
+        (options(None, &["https://"]), "\"https://\""),
+        (options(None, &[]), "not in a pod"),
+    ] {
+        let error = run(&options, mpsc::channel(1).0)
+            .await
+            .expect_err(part)
+            .to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
