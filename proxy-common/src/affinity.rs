@@ -3,8 +3,9 @@
 use crate::{BackendId, ServiceId};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Key of `affinity`: one record per client and service port, shared by all
-/// frontends of the service port.
+/// Key of `affinity`: one record per client, service port and family, shared by
+/// all frontends of that half of the service port (the halves of a dual-stack
+/// Service are independent, semantics 6).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct AffinityKey {
@@ -13,8 +14,8 @@ pub struct AffinityKey {
     pub client: u64,
     /// The service port.
     pub service: ServiceId,
-    /// Always 0.
-    pub _reserved: u32,
+    /// 4 or 6.
+    pub family: u32,
 }
 
 /// Value of `affinity`.

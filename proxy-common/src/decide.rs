@@ -185,7 +185,7 @@ fn choose(
     let key = AffinityKey {
         client: maps.client(),
         service: frontend.service,
-        _reserved: 0,
+        family: if frontend.key.address.is_v4() { 4 } else { 6 },
     };
     let now_s = maps.now_s();
     let target = match remembered(maps, frontend, &key, now_s) {

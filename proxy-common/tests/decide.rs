@@ -1,0 +1,597 @@
+//! The decision against a plain model that knows nothing of maps.
+//!
+//! The model works on addresses and lists of endpoints; the maps that the
+//! decision reads are encoded from the same description. Whatever is asked, the
+//! decision must refuse for the model's reason or pick what the model allows.
+
+use proptest::prelude::*;
+use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Request, decide};
+use proxy_common::{
+    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend,
+    FrontendKey, FrontendKind, Protocol, Scope, ServiceId, TableRef,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// What the world looks like, as a person would write it down.
+#[derive(Clone, Debug, Default)]
+struct World {
+    services: Vec<Service>,
+    node_addresses: BTreeSet<IpAddr>,
+    cluster_ips: BTreeSet<IpAddr>,
+    service_cidr: Option<IpAddr>,
+}
+
+#[derive(Clone, Debug)]
+struct Service {
+    affinity_timeout_s: u32,
+    /// (address or None for a NodePort, port, protocol, set)
+    frontends: Vec<(Option<IpAddr>, u16, Protocol, EndpointSet)>,
+    endpoints: Vec<Endpoint>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Endpoint {
+    address: IpAddr,
+    cluster: bool,
+    local: bool,
+    serving: bool,
+}
+
+/// A client: its namespace, and its clock.
+struct Client {
+    cookie: u64,
+    is_host: bool,
+    now_s: Cell<u32>,
+}
+
+/// The maps that encode a world.
+struct Encoded<'a> {
+    frontends: BTreeMap<FrontendKey, Frontend>,
+    backends: Vec<Backend>,
+    lines: Vec<BackendId>,
+    affinity: RefCell<BTreeMap<(u64, ServiceId, u32), Affinity>>,
+    world: &'a World,
+    client: &'a Client,
+    random: Cell<u32>,
+}
+
+const GENERATION: u32 = 7;
+
+impl<'a> Encoded<'a> {
+    fn new(world: &'a World, client: &'a Client) -> Self {
+        let unused = Backend {
+            address: Address::ANY_V6,
+            port: 0,
+            local: 0,
+            state: 0,
+            service: 0,
+            generation: 0,
+            _reserved: 0,
+        };
+        let mut maps = Self {
+            frontends: BTreeMap::new(),
+            backends: vec![unused],
+            lines: Vec::new(),
+            affinity: RefCell::default(),
+            world,
+            client,
+            random: Cell::new(12345),
+        };
+        for (service, id) in world.services.iter().zip(1..) {
+            maps.encode(service, id);
+        }
+        maps
+    }
+
+    fn encode(&mut self, service: &Service, id: ServiceId) {
+        let first = self.backends.len() as u32;
+        for endpoint in &service.endpoints {
+            let bit = |holds, bit| if holds { bit } else { 0 };
+            let state = bit(endpoint.cluster, Backend::IN_CLUSTER_SET)
+                | bit(endpoint.local, Backend::IN_LOCAL_SET)
+                | bit(endpoint.serving, Backend::SERVING);
+            let address = endpoint.address.into();
+            self.backends.push(Backend {
+                address,
+                port: 8080,
+                local: 0,
+                state,
+                service: id,
+                generation: GENERATION,
+                _reserved: 0,
+            });
+        }
+        for (address, port, protocol, set) in &service.frontends {
+            for wildcard in [Address::ANY_V4, Address::ANY_V6] {
+                let address = address.map_or(wildcard, Address::from);
+                let members = (first..)
+                    .zip(&service.endpoints)
+                    .filter(|(_, it)| it.address.is_ipv4() == address.is_v4());
+                let ids: Vec<u32> = members
+                    .clone()
+                    .filter(|(_, it)| {
+                        if *set == EndpointSet::Cluster {
+                            it.cluster
+                        } else {
+                            it.local
+                        }
+                    })
+                    .map(|(id, _)| id)
+                    .collect();
+                let table = TableRef {
+                    chunk: 0,
+                    first_line: self.lines.len() as u32,
+                    length: ids.len() as u32,
+                };
+                let elsewhere = ids.is_empty()
+                    && *set == EndpointSet::Local
+                    && members.clone().any(|(_, it)| it.cluster);
+                self.lines.extend(ids);
+                let key = FrontendKey {
+                    address,
+                    port: *port,
+                    protocol: *protocol,
+                    scope: Scope::Internal,
+                };
+                let frontend = Frontend {
+                    key,
+                    generation: 1,
+                    service: id,
+                    table,
+                    affinity_timeout_s: service.affinity_timeout_s,
+                    kind: FrontendKind::ClusterIp,
+                    set: *set,
+                    elsewhere: elsewhere.into(),
+                    _reserved: 0,
+                };
+                self.frontends.entry(key).or_insert(frontend);
+            }
+        }
+    }
+}
+
+impl Maps for Encoded<'_> {
+    fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
+        self.frontends
+            .get(key)
+            .map_or(FrontendLookup::Missing, |it| FrontendLookup::Found(*it))
+    }
+    fn is_node_address(&self, address: &Address) -> bool {
+        self.world.node_addresses.contains(&address.to_ip())
+    }
+    fn is_cluster_ip(&self, address: &Address) -> bool {
+        self.world.cluster_ips.contains(&address.to_ip())
+    }
+    fn in_service_cidr(&self, address: &Address) -> bool {
+        self.world.service_cidr == Some(address.to_ip())
+    }
+    fn table_entry(&self, table: TableRef, index: u32) -> Option<BackendId> {
+        self.lines.get((table.first_line + index) as usize).copied()
+    }
+    fn backend(&self, id: BackendId) -> Option<Backend> {
+        self.backends.get(id as usize).copied()
+    }
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity> {
+        self.affinity
+            .borrow()
+            .get(&(key.client, key.service, key.family))
+            .copied()
+    }
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
+        self.affinity
+            .borrow_mut()
+            .insert((key.client, key.service, key.family), *value);
+    }
+    fn client(&self) -> u64 {
+        self.client.cookie
+    }
+    fn client_is_host(&self) -> bool {
+        self.client.is_host
+    }
+    fn random(&self) -> u32 {
+        // Any spread will do; a fixed one makes failures repeat.
+        self.random.set(
+            self.random
+                .get()
+                .wrapping_mul(1_664_525)
+                .wrapping_add(1_013_904_223),
+        );
+        self.random.get() >> 8
+    }
+    fn now_s(&self) -> u32 {
+        self.client.now_s.get()
+    }
+}
+
+/// What the model allows.
+#[derive(Debug, PartialEq)]
+enum Allowed {
+    NotOurs,
+    Refused(DropReason),
+    OneOf(Vec<Endpoint>),
+}
+
+/// The rules of semantics.md 7, 8, 13 to 18, from the description alone.
+fn model(world: &World, request: &Request, is_host: bool) -> Allowed {
+    let to = request.destination.to_ip();
+    let asks = |port: u16, protocol: Protocol| port == request.port && protocol == request.protocol;
+    let find = |wanted: Option<IpAddr>| {
+        world.services.iter().find_map(|service| {
+            let frontend = service
+                .frontends
+                .iter()
+                .find(|it| it.0 == wanted && asks(it.1, it.2))?;
+            Some((service, frontend.3))
+        })
+    };
+    let serves_node_ports = if to.is_loopback() {
+        is_host
+    } else {
+        world.node_addresses.contains(&to)
+    };
+    let found = find(Some(to)).or_else(|| if serves_node_ports { find(None) } else { None });
+    let Some((service, set)) = found else {
+        return match () {
+            () if serves_node_ports => Allowed::NotOurs,
+            () if world.cluster_ips.contains(&to) => Allowed::Refused(DropReason::PortNotInService),
+            () if world.service_cidr == Some(to) => Allowed::Refused(DropReason::UnassignedAddress),
+            () => Allowed::NotOurs,
+        };
+    };
+    let family: Vec<Endpoint> = service
+        .endpoints
+        .iter()
+        .filter(|it| it.address.is_ipv4() == to.is_ipv4())
+        .copied()
+        .collect();
+    let usable: Vec<Endpoint> = family
+        .iter()
+        .filter(|it| {
+            if set == EndpointSet::Local {
+                it.local
+            } else {
+                it.cluster
+            }
+        })
+        .copied()
+        .collect();
+    if !usable.is_empty() {
+        return Allowed::OneOf(usable);
+    }
+    let elsewhere = set == EndpointSet::Local && family.iter().any(|it| it.cluster);
+    Allowed::Refused(if elsewhere {
+        DropReason::NoLocalEndpoint
+    } else {
+        DropReason::NoEndpoint
+    })
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
+
+fn any_ip() -> impl Strategy<Value = IpAddr> {
+    prop::sample::select(
+        [
+            "10.96.0.1",
+            "10.96.0.2",
+            "192.0.2.11",
+            "127.0.0.1",
+            "127.9.9.9",
+            "10.96.9.9",
+            "203.0.113.5",
+            "fd00:96::1",
+            "::1",
+            "2001:db8:2::11",
+        ]
+        .map(ip)
+        .to_vec(),
+    )
+}
+
+fn any_protocol() -> impl Strategy<Value = Protocol> {
+    prop::sample::select(vec![Protocol::Tcp, Protocol::Udp])
+}
+
+fn any_service() -> impl Strategy<Value = Service> {
+    let set = prop::sample::select(vec![EndpointSet::Cluster, EndpointSet::Local]);
+    let address = prop::option::weighted(0.7, any_ip());
+    let frontends = prop::collection::vec((address, 80_u16..83, any_protocol(), set), 0..4);
+    let endpoints = prop::collection::vec(
+        (1_u8..9, any::<bool>(), any::<bool>(), any::<bool>()),
+        0..20,
+    );
+    (frontends, endpoints, prop::sample::select(vec![0_u32, 10])).prop_map(
+        |(frontends, endpoints, affinity_timeout_s)| {
+            let mut endpoints: Vec<Endpoint> = endpoints
+                .into_iter()
+                .map(|(host, v6, cluster, local)| Endpoint {
+                    address: if v6 {
+                        ip(&format!("fd00::{host}"))
+                    } else {
+                        IpAddr::from([10, 244, 0, host])
+                    },
+                    cluster,
+                    local,
+                    serving: true,
+                })
+                .collect();
+            endpoints.sort_by_key(|it| it.address);
+            endpoints.dedup_by_key(|it| it.address);
+            Service {
+                affinity_timeout_s,
+                frontends,
+                endpoints,
+            }
+        },
+    )
+}
+
+fn any_world() -> impl Strategy<Value = World> {
+    (
+        prop::collection::vec(any_service(), 0..4),
+        prop::collection::btree_set(any_ip(), 0..3),
+        prop::collection::btree_set(any_ip(), 0..3),
+        prop::option::of(any_ip()),
+    )
+        .prop_map(
+            |(services, node_addresses, cluster_ips, service_cidr)| World {
+                services,
+                node_addresses: node_addresses
+                    .into_iter()
+                    .filter(|ip| !ip.is_loopback())
+                    .collect(),
+                cluster_ips,
+                service_cidr,
+            },
+        )
+}
+
+fn any_request() -> impl Strategy<Value = Request> {
+    (any_ip(), 80_u16..84, any_protocol()).prop_map(|(ip, port, protocol)| Request {
+        destination: ip.into(),
+        port,
+        protocol,
+        scope: Scope::Internal,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn the_decision_is_one_that_the_model_allows(
+        world in any_world(),
+        requests in prop::collection::vec((any_request(), 0_u32..8), 1..20),
+        is_host in any::<bool>(),
+    ) {
+        let client = Client { cookie: 42, is_host, now_s: Cell::new(1000) };
+        let maps = Encoded::new(&world, &client);
+        // Affinity as the model has it: per service, the endpoint and the last use.
+        let mut last: BTreeMap<(ServiceId, bool), (Address, u32)> = BTreeMap::new();
+        for (request, pause_s) in requests {
+            client.now_s.set(client.now_s.get() + pause_s);
+            let now_s = client.now_s.get();
+            match (decide(&maps, &request, None), model(&world, &request, is_host)) {
+                (Decision::NotOurs, Allowed::NotOurs) => {}
+                (Decision::Refuse(reason), Allowed::Refused(expected)) => prop_assert_eq!(reason, expected),
+                (Decision::Forward(target), Allowed::OneOf(usable)) => {
+                    let address = target.address.to_ip();
+                    prop_assert!(usable.iter().any(|it| it.address == address), "{address} is none of {usable:?}");
+                    let id = maps.backends[target.backend.id as usize].service;
+                    let service = &world.services[id as usize - 1];
+                    if service.affinity_timeout_s > 0 {
+                        if let Some((earlier, used_s)) = last.get(&(id, target.address.is_v4()))
+                            && now_s - used_s < service.affinity_timeout_s
+                            && usable.iter().any(|it| Address::from(it.address) == *earlier)
+                        {
+                            prop_assert_eq!(target.address, *earlier, "affinity was not kept");
+                        }
+                        last.insert((id, target.address.is_v4()), (target.address, now_s));
+                    }
+                }
+                (decision, allowed) => prop_assert!(false, "{request:?}: {decision:?}, but the model says {allowed:?}"),
+            }
+        }
+    }
+}
+
+fn one_service(endpoints: Vec<Endpoint>) -> World {
+    let frontends = vec![(
+        Some(ip("10.96.0.1")),
+        80,
+        Protocol::Udp,
+        EndpointSet::Cluster,
+    )];
+    World {
+        services: vec![Service {
+            affinity_timeout_s: 0,
+            frontends,
+            endpoints,
+        }],
+        ..World::default()
+    }
+}
+
+fn endpoint(host: u8, cluster: bool, serving: bool) -> Endpoint {
+    Endpoint {
+        address: IpAddr::from([10, 244, 0, host]),
+        cluster,
+        local: false,
+        serving,
+    }
+}
+
+const TO_SERVICE: fn() -> Request = || Request {
+    destination: ip("10.96.0.1").into(),
+    port: 80,
+    protocol: Protocol::Udp,
+    scope: Scope::Internal,
+};
+
+const POD: Client = Client {
+    cookie: 42,
+    is_host: false,
+    now_s: Cell::new(1000),
+};
+
+/// (what the socket's backend is now, whether the socket keeps it)
+#[test]
+fn a_udp_socket_keeps_its_backend_while_that_serves() {
+    let kept = |id, generation| Some(BackendRef { id, generation });
+    for (case, first, kept, stays) in [
+        ("ready", endpoint(1, true, true), kept(1, GENERATION), true),
+        (
+            "terminating and serving, out of the set",
+            endpoint(1, false, true),
+            kept(1, GENERATION),
+            true,
+        ),
+        (
+            "no longer serving",
+            endpoint(1, false, false),
+            kept(1, GENERATION),
+            false,
+        ),
+        (
+            "the id was given to another endpoint",
+            endpoint(1, false, true),
+            kept(1, GENERATION - 1),
+            false,
+        ),
+        (
+            "an id that never was",
+            endpoint(1, false, true),
+            kept(99, GENERATION),
+            false,
+        ),
+    ] {
+        let world = one_service(vec![first, endpoint(2, true, true)]);
+        let client = POD;
+        let maps = Encoded::new(&world, &client);
+        let Decision::Forward(target) = decide(&maps, &TO_SERVICE(), kept) else {
+            panic!("{case}: not forwarded");
+        };
+        assert_eq!(
+            target.backend.id == 1 && Some(target.backend) == kept,
+            stays,
+            "{case}"
+        );
+    }
+}
+
+#[test]
+fn new_connections_spread_evenly() {
+    let world = one_service((1..=10).map(|host| endpoint(host, true, true)).collect());
+    let client = POD;
+    let maps = Encoded::new(&world, &client);
+    let mut counts = [0_u32; 11];
+    for _ in 0..10_000 {
+        let Decision::Forward(target) = decide(&maps, &TO_SERVICE(), None) else {
+            panic!("not forwarded")
+        };
+        counts[target.backend.id as usize] += 1;
+    }
+    assert!(
+        counts[1..]
+            .iter()
+            .all(|&count| (750..1250).contains(&count)),
+        "{counts:?}"
+    );
+}
+
+#[test]
+fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
+    struct Broken(FrontendLookup, Option<BackendId>, Option<Backend>);
+    impl Maps for Broken {
+        fn frontend(&self, _: &FrontendKey) -> FrontendLookup {
+            self.0
+        }
+        fn is_node_address(&self, _: &Address) -> bool {
+            false
+        }
+        fn is_cluster_ip(&self, _: &Address) -> bool {
+            false
+        }
+        fn in_service_cidr(&self, _: &Address) -> bool {
+            false
+        }
+        fn table_entry(&self, _: TableRef, _: u32) -> Option<BackendId> {
+            self.1
+        }
+        fn backend(&self, _: BackendId) -> Option<Backend> {
+            self.2
+        }
+        fn affinity(&self, _: &AffinityKey) -> Option<Affinity> {
+            None
+        }
+        fn remember_affinity(&self, _: &AffinityKey, _: &Affinity) {}
+        fn client(&self) -> u64 {
+            1
+        }
+        fn client_is_host(&self) -> bool {
+            false
+        }
+        fn random(&self) -> u32 {
+            0
+        }
+        fn now_s(&self) -> u32 {
+            0
+        }
+    }
+    let world = one_service(vec![endpoint(1, true, true)]);
+    let client = POD;
+    let sound = Encoded::new(&world, &client);
+    let found = FrontendLookup::Found(sound.frontends[&TO_SERVICE().key()]);
+    let foreign = Backend {
+        service: 2,
+        ..sound.backends[1]
+    };
+    for (case, maps, reason) in [
+        (
+            "changes while read",
+            Broken(FrontendLookup::Unstable, None, None),
+            DropReason::FrontendUnstable,
+        ),
+        (
+            "no such line",
+            Broken(found, None, None),
+            DropReason::BackendMissing,
+        ),
+        (
+            "no such backend",
+            Broken(found, Some(1), None),
+            DropReason::BackendMissing,
+        ),
+        (
+            "backend of another service",
+            Broken(found, Some(1), Some(foreign)),
+            DropReason::BackendMissing,
+        ),
+    ] {
+        assert_eq!(
+            decide(&maps, &TO_SERVICE(), None),
+            Decision::Refuse(reason),
+            "{case}"
+        );
+    }
+}
+
+#[test]
+fn reasons_have_distinct_labels_in_the_order_of_their_numbers() {
+    let labels: BTreeSet<&str> = DropReason::ALL.iter().map(|it| it.as_str()).collect();
+    assert_eq!(labels.len(), DropReason::COUNT as usize);
+    assert!(
+        DropReason::ALL
+            .iter()
+            .zip(0..)
+            .all(|(reason, index)| *reason as u32 == index)
+    );
+    assert!(
+        DropReason::ALL
+            .iter()
+            .all(|reason| !reason.help().is_empty())
+    );
+}
