@@ -24,5 +24,9 @@ fn main() {
 
 /// Where `cargo xtask bpf` writes it.
 fn built_object() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bpf/fairlead.o")
+    let agent = Path::new(env!("CARGO_MANIFEST_DIR"));
+    agent
+        .parent()
+        .unwrap_or(agent)
+        .join("target/bpf/fairlead.o")
 }

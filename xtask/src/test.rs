@@ -142,9 +142,12 @@ fn unit(options: &Options, targets: &[Target]) -> Vec<Command> {
 /// A tier of tests that share the machine: one after the other.
 fn serial(tier: Tier, options: &Options, targets: &[Target]) -> Result<Command> {
     let mut command = cargo_test();
+    // One package alone would get its dependencies with fewer features, and
+    // so compile them, and the lab's programs, once more.
+    command.arg("--workspace");
     let mut found = false;
-    for Target { package, name } in targets.iter().filter(|target| target.tier() == tier) {
-        command.args(["--package", package, "--test", name]);
+    for Target { name } in targets.iter().filter(|target| target.tier() == tier) {
+        command.args(["--test", name]);
         found = true;
     }
     ensure!(found, "no test target's name begins with '{tier}'");
@@ -236,10 +239,7 @@ mod tests {
     }
 
     fn target(name: &str) -> Target {
-        Target {
-            package: "fairlead-tests".into(),
-            name: name.into(),
-        }
+        Target { name: name.into() }
     }
 
     #[test]

@@ -9,7 +9,6 @@ use crate::command;
 /// A test target of the workspace (what a `[[test]]` section or a file in a
 /// crate's `tests/` names).
 pub(super) struct Target {
-    pub(super) package: String,
     pub(super) name: String,
 }
 
@@ -40,7 +39,6 @@ fn parse(metadata: &str) -> Result<Vec<Target>> {
         for target in list_at(package, "targets")? {
             if list_at(target, "kind")?.iter().any(|kind| kind == "test") {
                 found.push(Target {
-                    package: text_at(package, "name")?,
                     name: text_at(target, "name")?,
                 });
             }
