@@ -4,6 +4,8 @@
 //! decision reads are encoded from the same description. Whatever is asked, the
 //! decision must refuse for the model's reason or pick what the model allows.
 
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
 use proptest::prelude::*;
 use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Request, decide};
 use proxy_common::{
@@ -424,18 +426,22 @@ fn endpoint(host: u8, cluster: bool, serving: bool) -> Endpoint {
     }
 }
 
-const TO_SERVICE: fn() -> Request = || Request {
-    destination: ip("10.96.0.1").into(),
-    port: 80,
-    protocol: Protocol::Udp,
-    scope: Scope::Internal,
-};
+fn to_service() -> Request {
+    Request {
+        destination: ip("10.96.0.1").into(),
+        port: 80,
+        protocol: Protocol::Udp,
+        scope: Scope::Internal,
+    }
+}
 
-const POD: Client = Client {
-    cookie: 42,
-    is_host: false,
-    now_s: Cell::new(1000),
-};
+fn pod() -> Client {
+    Client {
+        cookie: 42,
+        is_host: false,
+        now_s: Cell::new(1000),
+    }
+}
 
 /// (what the socket's backend is now, whether the socket keeps it)
 #[test]
@@ -469,9 +475,9 @@ fn a_udp_socket_keeps_its_backend_while_that_serves() {
         ),
     ] {
         let world = one_service(vec![first, endpoint(2, true, true)]);
-        let client = POD;
+        let client = pod();
         let maps = Encoded::new(&world, &client);
-        let Decision::Forward(target) = decide(&maps, &TO_SERVICE(), kept) else {
+        let Decision::Forward(target) = decide(&maps, &to_service(), kept) else {
             panic!("{case}: not forwarded");
         };
         assert_eq!(
@@ -485,11 +491,11 @@ fn a_udp_socket_keeps_its_backend_while_that_serves() {
 #[test]
 fn new_connections_spread_evenly() {
     let world = one_service((1..=10).map(|host| endpoint(host, true, true)).collect());
-    let client = POD;
+    let client = pod();
     let maps = Encoded::new(&world, &client);
     let mut counts = [0_u32; 11];
     for _ in 0..10_000 {
-        let Decision::Forward(target) = decide(&maps, &TO_SERVICE(), None) else {
+        let Decision::Forward(target) = decide(&maps, &to_service(), None) else {
             panic!("not forwarded")
         };
         counts[target.backend.id as usize] += 1;
@@ -542,9 +548,9 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
         }
     }
     let world = one_service(vec![endpoint(1, true, true)]);
-    let client = POD;
+    let client = pod();
     let sound = Encoded::new(&world, &client);
-    let found = FrontendLookup::Found(sound.frontends[&TO_SERVICE().key()]);
+    let found = FrontendLookup::Found(sound.frontends[&to_service().key()]);
     let foreign = Backend {
         service: 2,
         ..sound.backends[1]
@@ -572,7 +578,7 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
         ),
     ] {
         assert_eq!(
-            decide(&maps, &TO_SERVICE(), None),
+            decide(&maps, &to_service(), None),
             Decision::Refuse(reason),
             "{case}"
         );
