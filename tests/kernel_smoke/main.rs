@@ -1,0 +1,106 @@
+//! What `cargo xtask kernels` runs inside a virtual machine with an old kernel:
+//! every program is loaded and attached by a real agent, and connections go
+//! through ClusterIPs of both families. Prints each check; the exit code counts
+//! the failures.
+
+use anyhow::{Context, Result};
+use lab::{Dial, Lab, Peer, Transport, manifests};
+use std::process::ExitCode;
+
+const SERVED: [&str; 2] = ["10.96.0.20", "[fd00:96::20]"];
+const EMPTY: [&str; 2] = ["10.96.0.30", "[fd00:96::30]"];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(failures) => {
+            println!("{failures} checks failed");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            println!("the lab cannot be built here: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<u32> {
+    let release = nix::sys::utsname::uname().context("asking for the kernel's release")?;
+    println!("kernel {}", release.release().to_string_lossy());
+    let lab = Lab::new(1)?;
+    let node = lab.node("n1");
+    let web = node.pod("web")?.serve(8080)?;
+    let client = node.pod("client")?;
+    for (name, [v4, v6]) in [("web", SERVED), ("empty", EMPTY)] {
+        let v6 = v6.trim_matches(['[', ']']);
+        let service = manifests::service(name).cluster_ip(v4).cluster_ip(v6);
+        lab.apply(&service.port("http", 80, 8080).udp_port("dns", 53, 8080))?;
+    }
+    let slice = |name| {
+        manifests::slice(name, "web")
+            .port("http", 8080)
+            .udp_port("dns", 8080)
+    };
+    lab.apply(&slice("web-v4").endpoint(&web).ready())?;
+    lab.apply(&slice("web-v6").v6().endpoint(&web).ready())?;
+    if let Err(error) = lab.start_agents() {
+        println!("{}", lab.logs());
+        return Err(error.context("the agent does not start"));
+    }
+    let mut failures = 0;
+    for from in [&client, node.host()] {
+        for vip in SERVED {
+            failures += check(&format!("{} reaches {vip}", from.name()), || {
+                reaches(from, vip)
+            });
+        }
+        for vip in EMPTY {
+            failures += check(&format!("{} is refused by {vip}", from.name()), || {
+                from.tcp(&format!("{vip}:80"))?.refused()?;
+                from.udp(&format!("{vip}:53"))?.refused()
+            });
+        }
+    }
+    failures += check("an IPv4-mapped socket reaches 10.96.0.20", || {
+        let to = "[::ffff:10.96.0.20]:80".parse()?;
+        client
+            .dial(Dial::new(Transport::Tcp, to))?
+            .answered_by("web")
+    });
+    failures += check("`fairlead status` finds every hook in place", || {
+        node.fairlead(&["status"])
+            .map(|status| println!("{status}"))
+    });
+    lab.close()?;
+    Ok(failures)
+}
+
+/// TCP, connected and unconnected UDP, and the name of the peer.
+fn reaches(from: &Peer, vip: &str) -> Result<()> {
+    let tcp = from.tcp(&format!("{vip}:80"))?;
+    tcp.answered_by("web")?;
+    tcp.peer_name_is(&format!("{vip}:80"))?;
+    from.reach(Transport::Udp, &format!("{vip}:53"))?
+        .answered_by("web")?;
+    let any = if vip.starts_with('[') {
+        "[::]:0"
+    } else {
+        "0.0.0.0:0"
+    };
+    let answer = from.udp_socket(any)?.ask(&format!("{vip}:53"), "hello")?;
+    answer.answered_by("web")?;
+    answer.came_from(&format!("{vip}:53"))
+}
+
+fn check(what: &str, story: impl FnOnce() -> Result<()>) -> u32 {
+    match story() {
+        Ok(()) => {
+            println!("ok      {what}");
+            0
+        }
+        Err(error) => {
+            println!("FAILED  {what}: {error:#}");
+            1
+        }
+    }
+}
