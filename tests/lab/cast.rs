@@ -7,12 +7,16 @@ use crate::peer::Peer;
 use crate::wire::{Dial, Transport};
 use anyhow::Result;
 use std::ops::Deref;
+use std::time::Duration;
 
 /// Port on which the cast's backends answer, TCP and UDP.
 pub const BACKEND_PORT: u16 = 8080;
 
 /// The ClusterIPs of the lab's address plan, as the agent's option takes them.
 pub const SERVICE_CIDRS: &str = "10.96.0.0/16,fd00:96::/112";
+
+/// Within this time every change of an object is in force.
+pub const IN_FORCE: Duration = Duration::from_secs(2);
 
 /// Three nodes with an agent each; backends `b1`, `b2`, `b3`, one on each node;
 /// a pod `client` on n1.
@@ -87,6 +91,20 @@ impl Cast {
         let mut dial = Dial::new(transport, to.parse()?);
         dial.timeout_ms = 400;
         from.dial(dial)
+    }
+
+    /// Within two seconds, as for every change of an object, this pod answers.
+    pub fn soon_answered_by(&self, from: &Peer, to: &str, pod: &str) -> Result<()> {
+        self.within(IN_FORCE, || {
+            self.try_briefly(from, Transport::Tcp, to)?.answered_by(pod)
+        })
+    }
+
+    /// Within two seconds nobody answers any more.
+    pub fn soon_gone(&self, from: &Peer, to: &str) -> Result<()> {
+        self.within(IN_FORCE, || {
+            self.try_briefly(from, Transport::Tcp, to)?.unanswered()
+        })
     }
 }
 

@@ -15,7 +15,7 @@ use crate::wire::{Dial, Transport};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ use std::time::Duration;
 const CLIENTS: [u8; 2] = [100, 101];
 /// ClusterIP of the Service by which the lab sees how far an agent has got.
 const BARRIER_IP: &str = "10.96.255.250";
+/// ClusterIP of the Service that shows when removals have got there.
+const REMOVAL_IP: &str = "10.96.255.251";
 /// Port on which the switch answers.
 pub const SWITCH_PORT: u16 = 7;
 /// How long `eventually` waits.
@@ -42,6 +44,8 @@ pub struct Lab {
     /// Serialises `settle`, whose Service has one port at a time.
     barrier: Mutex<()>,
     barriers: AtomicU32,
+    /// Whether an object was removed since the last `settle`.
+    removed: AtomicBool,
     files: AtomicU32,
     /// Last: it cleans up behind all the others.
     reaper: Reaper,
@@ -105,11 +109,17 @@ impl Lab {
             traces,
             barrier: Mutex::new(()),
             barriers: AtomicU32::new(0),
+            removed: AtomicBool::new(false),
             files: AtomicU32::new(0),
             reaper,
         };
         for node in &lab.nodes {
             lab.apply(&lab.node_manifest(node.name()))?;
+        }
+        lab.apply(&removal_marker())?;
+        for name in ["barrier", "removals"] {
+            let slice = slice(name, name).in_namespace("lab").port("b", SWITCH_PORT);
+            lab.apply(&slice.address(&SWITCH_V4.to_string()).ready())?;
         }
         Ok(lab)
     }
@@ -192,6 +202,14 @@ impl Lab {
     }
 
     fn unlink(&self, file: &str) -> Result<()> {
+        self.remove_file(file)?;
+        // Only now: a `settle` in another thread must not take the mark of a
+        // removal that is still to come.
+        self.removed.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn remove_file(&self, file: &str) -> Result<()> {
         let path = self.manifests_dir().join(file);
         fs::remove_file(&path).with_context(|| format!("remove {path:?}"))
     }
@@ -236,27 +254,36 @@ impl Lab {
     /// Black box: a marker Service gets a new port, and every node must reach
     /// it. Once is not enough, since the marker may be published ahead of
     /// others of its batch; the second marker belongs to a later batch, which
-    /// begins when the first has been published whole.
+    /// begins when the first has been published whole. An agent may let some
+    /// time pass before it believes that a file is gone, so removals have a
+    /// marker of their own, which is removed after them.
     pub fn settle_on(&self, nodes: &[&Node]) -> Result<()> {
         let _one_at_a_time = self.barrier.lock().unwrap_or_else(PoisonError::into_inner);
-        self.apply(
-            &slice("barrier", "barrier")
-                .in_namespace("lab")
-                .port("b", SWITCH_PORT)
-                .address(&SWITCH_V4.to_string())
-                .ready(),
-        )?;
+        if self.removed.swap(false, Ordering::Relaxed) {
+            let marker = removal_marker();
+            self.remove_file(&marker.id().file_name())?;
+            let gone = brief_dial(&format!("{REMOVAL_IP}:{SWITCH_PORT}"))?;
+            for node in nodes {
+                eventually(Duration::from_secs(10), || {
+                    node.host().dial(gone.clone())?.unanswered()
+                })
+                .with_context(|| format!("wait until {} has seen all removals", node.name()))?;
+            }
+            self.apply(&marker)?;
+            if nodes.len() < self.nodes.len() {
+                // The others may not have seen it yet.
+                self.removed.store(true, Ordering::Relaxed);
+            }
+        }
         for _ in 0..2 {
             let number = self.barriers.fetch_add(1, Ordering::Relaxed);
             let port = 1024 + u16::try_from(number % 60_000)?;
             self.apply(
-                &service("barrier")
-                    .in_namespace("lab")
+                &marker("barrier")
                     .cluster_ip(BARRIER_IP)
                     .port("b", port, SWITCH_PORT),
             )?;
-            let mut dial = Dial::new(Transport::Tcp, format!("{BARRIER_IP}:{port}").parse()?);
-            dial.timeout_ms = 300;
+            let dial = brief_dial(&format!("{BARRIER_IP}:{port}"))?;
             for node in nodes {
                 eventually(Duration::from_secs(10), || {
                     node.host().dial(dial.clone())?.answered_by("switch")
@@ -312,6 +339,23 @@ impl Drop for Lab {
             eprintln!("{}: {error:#}", self.traces.name);
         }
     }
+}
+
+/// A Service of the lab itself; the switch is its endpoint.
+fn marker(name: &str) -> manifests::Service {
+    service(name).in_namespace("lab")
+}
+
+fn removal_marker() -> manifests::Service {
+    marker("removals")
+        .cluster_ip(REMOVAL_IP)
+        .port("b", SWITCH_PORT, SWITCH_PORT)
+}
+
+fn brief_dial(to: &str) -> Result<Dial> {
+    let mut dial = Dial::new(Transport::Tcp, to.parse()?);
+    dial.timeout_ms = 300;
+    Ok(dial)
 }
 
 fn member(name: &str, node: Option<&str>, host: u8, cgroup: PathBuf) -> Result<Peer> {

@@ -23,6 +23,7 @@
 mod agent;
 mod cast;
 mod cgroup;
+mod held;
 mod lab;
 pub mod manifests;
 mod network;
@@ -37,12 +38,13 @@ mod story;
 pub mod wire;
 
 pub use agent::{HEALTHZ, METRICS};
-pub use cast::{BACKEND_PORT, Cast, SERVICE_CIDRS};
+pub use cast::{BACKEND_PORT, Cast, IN_FORCE, SERVICE_CIDRS};
+pub use held::{Held, Load};
 pub use lab::{Lab, SWITCH_PORT};
 pub use network::{PodNetwork, SWITCH_V4, SWITCH_V6};
 pub use node::Node;
 pub use outcome::Outcome;
-pub use peer::{Held, Load, Peer};
+pub use peer::Peer;
 pub use program::fairlead;
 pub use reaper::reap_when_stdin_ends;
 pub use retry::eventually;

@@ -1,10 +1,11 @@
 //! A worker in one of the lab's namespaces: a pod, a host process, an outside client.
 
+use crate::held::{Held, Load};
 use crate::network::ip;
 use crate::outcome::Outcome;
 use crate::program::sibling;
 use crate::spawn::{Netns, netns_of, spawn};
-use crate::wire::{Counts, Dial, Dialed, HttpAnswer, Names, Reply, Request, Transport};
+use crate::wire::{Counts, Dial, Dialed, HttpAnswer, Reply, Request, Transport};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -234,11 +235,7 @@ impl Peer {
             .dialed
             .socket
             .with_context(|| format!("{}: no socket to hold", outcome.what))?;
-        Ok(Held {
-            peer: self.clone(),
-            socket,
-            outcome,
-        })
+        Ok(Held::new(self.clone(), socket, outcome))
     }
 
     /// An unconnected UDP socket, bound to `from` (port 0: any).
@@ -251,11 +248,7 @@ impl Peer {
                     what: format!("{} on {from}", self.name()),
                     dialed: Dialed::default(),
                 };
-                Ok(Held {
-                    peer: self.clone(),
-                    socket,
-                    outcome,
-                })
+                Ok(Held::new(self.clone(), socket, outcome))
             }
             other => unexpected(&other),
         }
@@ -295,10 +288,7 @@ impl Peer {
 
     fn start_load(&self, request: &Request) -> Result<Load> {
         match self.ask(request)? {
-            Reply::Id(load) => Ok(Load {
-                peer: self.clone(),
-                load,
-            }),
+            Reply::Id(load) => Ok(Load::new(self.clone(), load)),
             other => unexpected(&other),
         }
     }
@@ -350,155 +340,19 @@ impl Drop for Inner {
     }
 }
 
-/// A socket that a worker holds open. Dropping it closes it.
-#[derive(Debug)]
-pub struct Held {
-    peer: Peer,
-    socket: u32,
-    /// What came of the dial.
-    pub outcome: Outcome,
-}
-
-impl Held {
-    /// The pod that answered the dial.
-    pub fn pod(&self) -> Result<String> {
-        self.outcome.pod().map(str::to_owned)
-    }
-
-    /// Sends a line and reads one.
-    pub fn talk(&self, line: &str) -> Result<Outcome> {
-        let request = Request::Talk {
-            socket: self.socket,
-            line: line.to_owned(),
-            timeout_ms: 3000,
-        };
-        self.peer.outcome(
-            format!("{} (held) says {line:?}", self.outcome.what),
-            &request,
-        )
-    }
-
-    /// `getpeername` and `getsockname` now.
-    pub fn names(&self) -> Result<Names> {
-        match self.peer.ask(&Request::Names {
-            socket: self.socket,
-        })? {
-            Reply::Names(names) => Ok(names),
-            other => unexpected(&other),
-        }
-    }
-
-    /// `getpeername` now says this.
-    pub fn peer_name_is(&self, expected: &str) -> Result<()> {
-        let got = self.names()?.peer;
-        ensure!(
-            got == Ok(address(expected)?),
-            "{}: getpeername says {got:?}, not {expected}",
-            self.outcome.what
-        );
-        Ok(())
-    }
-
-    /// `connect(AF_UNSPEC)`.
-    pub fn dissolve(&self) -> Result<Outcome> {
-        self.peer.outcome(
-            "dissolve".to_owned(),
-            &Request::Dissolve {
-                socket: self.socket,
-            },
-        )
-    }
-
-    /// Connects the same socket (again).
-    pub fn redial(&self, to: &str) -> Result<Outcome> {
-        let request = Request::Redial {
-            socket: self.socket,
-            to: address(to)?,
-            timeout_ms: 3000,
-        };
-        self.peer
-            .outcome(format!("{} → {to} (again)", self.peer.name()), &request)
-    }
-
-    /// `sendto`, then `recvfrom`.
-    pub fn ask(&self, to: &str, line: &str) -> Result<Outcome> {
-        let sent = self.send_to(to, line)?;
-        if sent.dialed.failure.is_some() {
-            return Ok(sent);
-        }
-        self.receive(3000)
-    }
-
-    /// `sendto`.
-    pub fn send_to(&self, to: &str, line: &str) -> Result<Outcome> {
-        let request = Request::SendTo {
-            socket: self.socket,
-            to: address(to)?,
-            line: line.to_owned(),
-        };
-        self.peer
-            .outcome(format!("{} sendto {to}", self.outcome.what), &request)
-    }
-
-    /// `recvfrom`.
-    pub fn receive(&self, timeout_ms: u64) -> Result<Outcome> {
-        let request = Request::ReceiveFrom {
-            socket: self.socket,
-            timeout_ms,
-        };
-        self.peer
-            .outcome(format!("{} recvfrom", self.outcome.what), &request)
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        // A worker that is gone has closed it.
-        let _ = self.peer.ask(&Request::Close {
-            socket: self.socket,
-        });
-    }
-}
-
-/// A background load of a worker. Dropping it ends it.
-#[derive(Debug)]
-pub struct Load {
-    peer: Peer,
-    load: u32,
-}
-
-impl Load {
-    /// Counts so far; the load goes on.
-    pub fn so_far(&self) -> Result<Counts> {
-        counts(self.peer.ask(&Request::LoadSoFar { load: self.load })?)
-    }
-
-    /// Ends the load.
-    pub fn stop(self) -> Result<Counts> {
-        counts(self.peer.ask(&Request::StopLoad { load: self.load })?)
-    }
-}
-
-impl Drop for Load {
-    fn drop(&mut self) {
-        // Stopped already, or the worker is gone.
-        let _ = self.peer.ask(&Request::StopLoad { load: self.load });
-    }
-}
-
-fn counts(reply: Reply) -> Result<Counts> {
+pub(crate) fn counts(reply: Reply) -> Result<Counts> {
     match reply {
         Reply::Counts(counts) => Ok(counts),
         other => unexpected(&other),
     }
 }
 
-fn unexpected<T>(reply: &Reply) -> Result<T> {
+pub(crate) fn unexpected<T>(reply: &Reply) -> Result<T> {
     bail!("an answer to something else: {reply:?}")
 }
 
 /// `10.96.0.20:80` or `[fd00:96::20]:80`.
-fn address(text: &str) -> Result<SocketAddr> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr> {
     text.parse()
         .with_context(|| format!("{text:?} is not an address and port"))
 }

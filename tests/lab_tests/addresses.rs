@@ -13,7 +13,7 @@ fn a_pod_is_seen_with_its_own_address_and_a_host_with_the_nodes() {
         cast.apply(
             &cast
                 .service("seen", "10.96.4.1")
-                .cluster_ip("fd00:96::4:1")
+                .cluster_ip("fd00:96::4001")
                 .lb_ip("198.51.100.41")
                 .external_ips(&["203.0.113.41"]),
         )?;
@@ -44,11 +44,11 @@ fn a_pod_is_seen_with_its_own_address_and_a_host_with_the_nodes() {
             sees(&cast.client, vip, cast.client.v4().into())?;
             sees(cast.host(), vip, cast.node("n1").v4().into())?;
         }
-        sees(&cast.client, "[fd00:96::4:1]", cast.client.v6().into())?;
+        sees(&cast.client, "[fd00:96::4001]", cast.client.v6().into())?;
         for _ in 0..12 {
             // Towards the pod on this node the kernel may choose any address of
             // the node, but no VIP, no loopback and no link-local one.
-            let outcome = cast.host().tcp("[fd00:96::4:1]:80")?;
+            let outcome = cast.host().tcp("[fd00:96::4001]:80")?;
             let peer = outcome.seen_peer()?.ip();
             ensure!(peer == cast.node("n1").v6(), "{:?}", outcome.line());
         }
@@ -63,7 +63,7 @@ fn a_pod_reaches_itself_through_its_own_service() {
         cast.apply(
             &cast
                 .service("hairpin", "10.96.4.2")
-                .cluster_ip("fd00:96::4:2")
+                .cluster_ip("fd00:96::4002")
                 .node_port(30402)
                 .lb_ip("198.51.100.42"),
         )?;
@@ -75,7 +75,7 @@ fn a_pod_reaches_itself_through_its_own_service() {
                 .ready_endpoints([&cast.b1]),
         )?;
         cast.settle()?;
-        for vip in ["10.96.4.2", "198.51.100.42", "[fd00:96::4:2]"] {
+        for vip in ["10.96.4.2", "198.51.100.42", "[fd00:96::4002]"] {
             cast.b1.tcp(&format!("{vip}:80"))?.answered_by("b1")?;
             cast.b1.udp(&format!("{vip}:53"))?.answered_by("b1")?;
         }

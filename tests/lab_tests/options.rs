@@ -50,7 +50,7 @@ fn nodeport_addresses_restrict_node_ports_and_the_rest_stays_with_the_host() {
             host.ip("addr add 10.50.0.11/24 dev eth0")?;
             let daemon = lab.node("n1").process("daemon")?;
             daemon.listen(Transport::Tcp, Ipv4Addr::UNSPECIFIED.into(), 30801)?;
-            let object = web().cluster_ip("fd00:96::8:1").node_port(30801);
+            let object = web().cluster_ip("fd00:96::8001").node_port(30801);
             let (_backend, client) = start(lab, &object)?;
             for peer in [&client, host] {
                 peer.tcp("192.0.2.11:30801")?.answered_by("b1")?;

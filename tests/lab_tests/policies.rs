@@ -319,7 +319,7 @@ fn a_service_without_usable_endpoints_refuses_at_once() {
         cast.apply(
             &manifests::service("empty")
                 .cluster_ip("10.96.2.6")
-                .cluster_ip("fd00:96::2:6")
+                .cluster_ip("fd00:96::2006")
                 .port("http", 80, 8080)
                 .node_port(30206)
                 .udp_port("dns", 53, 8080)
@@ -331,7 +331,7 @@ fn a_service_without_usable_endpoints_refuses_at_once() {
             for client in cast.insiders() {
                 for to in [
                     "10.96.2.6:80",
-                    "[fd00:96::2:6]:80",
+                    "[fd00:96::2006]:80",
                     "192.0.2.11:30206",
                     "198.51.100.36:80",
                 ] {
@@ -339,7 +339,7 @@ fn a_service_without_usable_endpoints_refuses_at_once() {
                 }
                 for to in [
                     "10.96.2.6:53",
-                    "[fd00:96::2:6]:53",
+                    "[fd00:96::2006]:53",
                     "192.0.2.11:30207",
                     "198.51.100.36:53",
                 ] {
@@ -349,7 +349,7 @@ fn a_service_without_usable_endpoints_refuses_at_once() {
                 let socket = client.udp_socket("0.0.0.0:0")?;
                 socket.send_to("10.96.2.6:53", "hello")?.refused()?;
                 let socket = client.udp_socket("[::]:0")?;
-                socket.send_to("[fd00:96::2:6]:53", "hello")?.refused()?;
+                socket.send_to("[fd00:96::2006]:53", "hello")?.refused()?;
             }
             cast.host().tcp("127.0.0.1:30206")?.refused()
         };

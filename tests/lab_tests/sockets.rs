@@ -56,11 +56,11 @@ fn ipv4_mapped_sockets_are_ipv4() {
 fn getpeername_says_the_vip_for_the_life_of_the_socket() {
     // K80
     CAST.story(|cast| {
-        dual(cast, "named", "10.96.6.3", "fd00:96::6:3")?;
+        dual(cast, "named", "10.96.6.3", "fd00:96::6003")?;
         for client in cast.insiders() {
             let mut held = Vec::new();
             for (transport, port) in BOTH_PORTS {
-                for vip in ["10.96.6.3", "[fd00:96::6:3]"] {
+                for vip in ["10.96.6.3", "[fd00:96::6003]"] {
                     let to = format!("{vip}:{port}");
                     let socket = client.hold(Dial::new(transport, to.parse()?))?;
                     socket.outcome.answered_by("b2")?;
@@ -79,7 +79,7 @@ fn getpeername_says_the_vip_for_the_life_of_the_socket() {
                     socket.talk("on")?.answered_by("b2")?;
                 }
             }
-            dual(cast, "named", "10.96.6.3", "fd00:96::6:3")?;
+            dual(cast, "named", "10.96.6.3", "fd00:96::6003")?;
         }
         Ok(())
     });
@@ -106,10 +106,10 @@ fn getpeername_of_other_sockets_is_left_alone() {
 fn nonblocking_connects_are_in_progress_and_then_succeed() {
     // K80
     CAST.story(|cast| {
-        dual(cast, "nonblocking", "10.96.6.4", "fd00:96::6:4")?;
+        dual(cast, "nonblocking", "10.96.6.4", "fd00:96::6004")?;
         cast.apply(&cast.service("nonblocking-empty", "10.96.6.5"))?;
         cast.settle()?;
-        for to in ["10.96.6.4:80", "[fd00:96::6:4]:80"] {
+        for to in ["10.96.6.4:80", "[fd00:96::6004]:80"] {
             let dial = Dial {
                 nonblocking: true,
                 ..Dial::new(Transport::Tcp, to.parse()?)
@@ -135,8 +135,8 @@ fn nonblocking_connects_are_in_progress_and_then_succeed() {
 fn tcp_fast_open_reaches_a_backend() {
     // K80; the second dial may carry its data in the SYN.
     CAST.story(|cast| {
-        dual(cast, "fast", "10.96.6.6", "fd00:96::6:6")?;
-        for to in ["10.96.6.6:80", "[fd00:96::6:6]:80"] {
+        dual(cast, "fast", "10.96.6.6", "fd00:96::6006")?;
+        for to in ["10.96.6.6:80", "[fd00:96::6006]:80"] {
             for _ in 0..3 {
                 let dial = Dial {
                     fast_open: true,
@@ -155,7 +155,7 @@ fn tcp_fast_open_reaches_a_backend() {
 fn a_dissolved_socket_has_no_translation_left() {
     // K80
     CAST.story(|cast| {
-        dual(cast, "dissolved", "10.96.6.7", "fd00:96::6:7")?;
+        dual(cast, "dissolved", "10.96.6.7", "fd00:96::6007")?;
         let pod_address = format!("{}:8080", cast.b3.v4());
         let udp = cast.client.hold_udp("10.96.6.7:53")?;
         udp.outcome.answered_by("b2")?;
@@ -184,7 +184,7 @@ fn a_dissolved_socket_has_no_translation_left() {
 fn a_socket_that_connects_twice_follows_its_last_connect() {
     // K80
     CAST.story(|cast| {
-        dual(cast, "twice", "10.96.6.8", "fd00:96::6:8")?;
+        dual(cast, "twice", "10.96.6.8", "fd00:96::6008")?;
         cast.apply(&cast.service("other", "10.96.6.9"))?;
         cast.apply(&cast.ready("other", &[&cast.b3]))?;
         cast.settle()?;
@@ -276,7 +276,7 @@ fn sockets_that_are_no_service_traffic_are_left_alone() {
 #[test]
 fn getsockname_says_the_clients_own_address() {
     CAST.story(|cast| {
-        dual(cast, "own-name", "10.96.6.12", "fd00:96::6:12")?;
+        dual(cast, "own-name", "10.96.6.12", "fd00:96::6012")?;
         let v4 = cast.client.tcp("10.96.6.12:80")?;
         let local: Option<SocketAddr> = v4.dialed.local_name;
         ensure!(
@@ -284,7 +284,7 @@ fn getsockname_says_the_clients_own_address() {
             "{local:?}, but the backend saw {:?}",
             v4.line()
         );
-        let v6 = cast.client.tcp("[fd00:96::6:12]:80")?;
+        let v6 = cast.client.tcp("[fd00:96::6012]:80")?;
         ensure!(
             v6.dialed.local_name == Some(v6.seen_peer()?),
             "{:?}",

@@ -1,20 +1,22 @@
 //! semantics.md, "Connection life", UDP.
 
 use anyhow::{Result, ensure};
-use lab::{Cast, Peer, SharedLab, eventually};
+use lab::{Cast, IN_FORCE, Peer, SharedLab, eventually};
 use std::time::Duration;
 
 static CAST: SharedLab<Cast> = SharedLab::new(Cast::new);
 
-/// Within this time every change of an object is in force.
-const IN_FORCE: Duration = Duration::from_secs(2);
 /// Within this time a connected socket notices that its backend is gone.
 const NOTICED: Duration = Duration::from_secs(5);
 
 #[test]
 fn an_unconnected_socket_keeps_its_backend_and_sees_the_vip() {
     CAST.story(|cast| {
-        cast.apply(&cast.service("keep", "10.96.7.1").cluster_ip("fd00:96::7:1"))?;
+        cast.apply(
+            &cast
+                .service("keep", "10.96.7.1")
+                .cluster_ip("fd00:96::7001"),
+        )?;
         let pods = [&cast.b1, &cast.b2, &cast.b3];
         cast.apply(&cast.ready("keep", &pods))?;
         cast.apply(&cast.slice("keep-v6", "keep").v6().ready_endpoints(pods))?;
@@ -22,7 +24,7 @@ fn an_unconnected_socket_keeps_its_backend_and_sees_the_vip() {
         for client in cast.insiders() {
             for (from, to) in [
                 ("0.0.0.0:0", "10.96.7.1:53"),
-                ("[::]:0", "[fd00:96::7:1]:53"),
+                ("[::]:0", "[fd00:96::7001]:53"),
             ] {
                 let socket = client.udp_socket(from)?;
                 let first = socket.ask(to, "0")?.pod()?.to_owned();
@@ -245,7 +247,7 @@ fn connected_sockets_notice_that_their_backend_is_gone() {
         cast.apply(
             &cast
                 .service("notice", "10.96.7.40")
-                .cluster_ip("fd00:96::7:40"),
+                .cluster_ip("fd00:96::7040"),
         )?;
         let v6 = |pod: &Peer| cast.slice("notice-v6", "notice").v6().endpoint(pod).ready();
         cast.apply(&cast.ready("notice", &[&cast.b1]))?;
@@ -257,7 +259,7 @@ fn connected_sockets_notice_that_their_backend_is_gone() {
         let mut bystanders = Vec::new();
         for client in cast.insiders() {
             held.push((client.hold_udp("10.96.7.40:53")?, "10.96.7.40:53"));
-            held.push((client.hold_udp("[fd00:96::7:40]:53")?, "[fd00:96::7:40]:53"));
+            held.push((client.hold_udp("[fd00:96::7040]:53")?, "[fd00:96::7040]:53"));
             bystanders.push(client.hold_udp("10.96.7.41:53")?);
             // No service traffic at all, but the very same pod.
             bystanders.push(client.hold_udp(&format!("{}:8080", cast.b1.v4()))?);
