@@ -4,7 +4,8 @@
 //! the `Raw…` structs here, whose fields are all optional, and then through one
 //! conversion per object, which applies the API's defaults (semantics 3, 4) and
 //! cannot fail: what it cannot use it leaves out, with a [`Warning`].
-//! 10,000 EndpointSlices of 10 endpoints take about 8 MiB.
+//! 10,000 EndpointSlices of 10 endpoints take 13 MiB with the indexes of the store
+//! (resident memory, measured).
 
 mod ip;
 mod meta;

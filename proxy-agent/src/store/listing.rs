@@ -31,13 +31,6 @@ impl Listings {
         }
     }
 
-    /// An object is gone again.
-    pub(super) fn forget(&mut self, kind: Kind, name: &ObjectName) {
-        if let Some(seen) = &mut self.of_mut(kind).seen {
-            seen.remove(name);
-        }
-    }
-
     /// The list is complete: the names in it; `None` if none was under way.
     pub(super) fn finish(&mut self, kind: Kind) -> Option<HashSet<ObjectName>> {
         let listing = self.of_mut(kind);

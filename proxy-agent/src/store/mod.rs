@@ -62,10 +62,7 @@ impl Store {
                 self.listings.see(object.kind(), object.name());
                 self.apply_object(object);
             }
-            Event::Delete(kind, name) => {
-                self.listings.forget(kind, &name);
-                self.delete(kind, &name);
-            }
+            Event::Delete(kind, name) => self.delete(kind, &name),
             Event::Done(kind) => self.finish(kind),
             Event::Warning(_) => {}
         }

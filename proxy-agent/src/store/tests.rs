@@ -270,6 +270,19 @@ fn a_cluster_ip_that_is_an_endpoint_touches_its_users() {
         ["bis", "web"]
     );
     assert!(!store.is_cluster_ip(ip("10.96.0.2")));
+    // Of two slices with the address one goes, and the other still counts.
+    store.apply(Event::Apply(slice(
+        "web-2",
+        Some("web"),
+        &["10.96.0.2"],
+        None,
+    )));
+    store.apply(Event::Delete(Kind::EndpointSlice, name("web-1")));
+    store.take_dirty();
+    assert_eq!(
+        touched(&mut store, [Event::Apply(service("api", "10.96.0.2"))]),
+        ["api", "web"]
+    );
 }
 
 #[test]

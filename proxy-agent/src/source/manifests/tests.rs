@@ -223,6 +223,49 @@ async fn editors_may_write_in_their_ways() {
 }
 
 #[tokio::test]
+async fn a_file_that_is_away_for_a_moment_is_not_gone() {
+    let home = TempDir::new().expect("temporary directory");
+    let file = home.path().join("web.yaml");
+    fs::write(&file, web("web", "10.96.0.1")).expect("file");
+    let directory = Directory::open(home.path()).expect("inotify");
+    let (sender, mut events) = mpsc::channel(64);
+    let mut manifests = Manifests::new(sender);
+    let only = |change| Changes {
+        files: [("web.yaml".into(), change)].into(),
+        rescan: false,
+    };
+    manifests.rescan(&directory).await.expect("receiver");
+    while events.try_recv().is_ok() {}
+    fs::remove_file(&file).expect("file");
+    manifests
+        .take(&directory, only(Change::Vanished))
+        .await
+        .expect("receiver");
+    assert_eq!(events.try_recv().ok(), None);
+    fs::write(&file, web("web", "10.96.0.2")).expect("file");
+    manifests
+        .take(&directory, only(Change::Written))
+        .await
+        .expect("receiver");
+    assert!(matches!(events.try_recv(), Ok(Event::Apply(_))));
+    assert!(manifests.vanishing.is_empty());
+    fs::remove_file(&file).expect("file");
+    manifests
+        .take(&directory, only(Change::Vanished))
+        .await
+        .expect("receiver");
+    manifests.vanish_due().await;
+    manifests
+        .take(&directory, Changes::default())
+        .await
+        .expect("receiver");
+    assert!(matches!(
+        events.try_recv(),
+        Ok(Event::Delete(Kind::Service, _))
+    ));
+}
+
+#[tokio::test]
 async fn the_directory_may_appear_later_and_be_replaced() {
     let mut followed = Followed::new(&[]);
     fs::create_dir(&followed.path).expect("directory");
