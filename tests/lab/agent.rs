@@ -54,10 +54,13 @@ impl Agent {
             .open(log)
             .with_context(|| format!("open {log:?}"))?;
         let mut command = Command::new(fairlead()?);
+        command.arg("agent");
+        // There is one source of objects.
+        let from_api = |flag: &String| flag == "--kubeconfig" || flag == "--master";
+        if !extra_flags.iter().any(from_api) {
+            command.arg("--manifests").arg(manifests);
+        }
         command
-            .arg("agent")
-            .arg("--manifests")
-            .arg(manifests)
             .args(["--hostname-override", node])
             .arg("--cgroup-root")
             .arg(cgroup_root)
@@ -129,7 +132,7 @@ impl Agent {
 }
 
 /// The last lines of a log.
-pub(crate) fn tail(log: &Path, lines: usize) -> String {
+pub fn tail(log: &Path, lines: usize) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")

@@ -4,7 +4,7 @@ use crate::agent::{AgentSetup, tail};
 use crate::manifests::{self, Manifest, ObjectId, service, slice};
 use crate::network::{
     IpBatch, Member, NODE_SYSCTLS, PodNetwork, SWITCH_V4, SWITCH_V6, SYSCTLS, ip, lan_addresses,
-    member_commands, node_host, route_to_pods_of, switch_commands,
+    member_commands, node_host, plug_commands, route_to_pods_of, switch_commands,
 };
 use crate::node::Node;
 use crate::peer::{Identity, Peer};
@@ -160,6 +160,22 @@ impl Lab {
     /// and whatever a node sends out untranslated ends up here.
     pub fn switch(&self) -> &Peer {
         &self.switch
+    }
+
+    /// One more host of the LAN, outside of the cluster, with this last octet.
+    /// It has routes to the pods.
+    pub fn host(&self, name: &str, octet: u8) -> Result<Peer> {
+        let cgroup = self.traces.cgroup.join("outside").join(name);
+        let host = member(name, None, octet, cgroup)?;
+        let plug = Member {
+            name,
+            netns: host.netns_fd(),
+        };
+        ip(self.switch.netns_fd(), plug_commands(&plug))?;
+        let routes = (1..).zip(&self.nodes);
+        let routes: String = routes.map(|(number, _)| route_to_pods_of(number)).collect();
+        ip(host.netns_fd(), member_commands(octet) + &routes)?;
+        Ok(host)
     }
 
     /// The Node object that the lab wrote for a node; apply a changed one to edit it.

@@ -37,7 +37,7 @@ mod spawn;
 mod story;
 pub mod wire;
 
-pub use agent::{HEALTHZ, METRICS};
+pub use agent::{HEALTHZ, METRICS, tail};
 pub use cast::{BACKEND_PORT, Cast, IN_FORCE, SERVICE_CIDRS};
 pub use held::{Held, Load};
 pub use lab::{Lab, SWITCH_PORT};

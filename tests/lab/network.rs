@@ -75,14 +75,17 @@ pub(crate) fn switch_commands(members: &[Member<'_>]) -> String {
          addr add {SWITCH_V4}/24 dev br0\n\
          addr add {SWITCH_V6}/64 dev br0 nodad\n"
     );
-    for Member { name, netns } in members {
-        let netns = netns_path(netns);
-        out += &format!(
-            "link add {name} type veth peer name eth0 netns {netns}\n\
-             link set {name} master br0 up\n"
-        );
-    }
+    out.extend(members.iter().map(plug_commands));
     out
+}
+
+/// `ip` commands on the switch that plug in one member.
+pub(crate) fn plug_commands(Member { name, netns }: &Member<'_>) -> String {
+    let netns = netns_path(netns);
+    format!(
+        "link add {name} type veth peer name eth0 netns {netns}\n\
+         link set {name} master br0 up\n"
+    )
 }
 
 /// `ip` commands for a member's side of the LAN.

@@ -129,7 +129,8 @@ impl Node {
         Ok(())
     }
 
-    /// Flags for the agent's next start, besides those that the lab gives.
+    /// Flags for the agent's next start, besides those that the lab gives. With
+    /// `--kubeconfig` or `--master` it reads no manifests.
     pub fn agent_flags<'a>(&self, flags: impl IntoIterator<Item = &'a str>) {
         self.setup().extra_flags = flags.into_iter().map(str::to_owned).collect();
     }
@@ -187,26 +188,29 @@ impl Node {
             .with_context(|| format!("{} has no agent", self.name()))
     }
 
-    /// Waits until the agent says that it is healthy.
+    /// Waits until the agent says that it is healthy; fails at once if it ends.
     pub fn wait_healthy(&self) -> Result<()> {
-        eventually(Duration::from_secs(20), || {
-            if let Some(agent) = self.agent().as_mut() {
-                agent.check_alive()?;
+        let url = format!("http://{HEALTHZ}/healthz");
+        let healthy = eventually(Duration::from_secs(20), || {
+            if let Some(agent) = self.agent().as_mut()
+                && let Err(death) = agent.check_alive()
+            {
+                return Ok(Err(death));
             }
-            let answer = self.host.http_get(&format!("http://{HEALTHZ}/healthz"))?;
+            let answer = self.host.http_get(&url)?;
             ensure!(
                 answer.status == 200,
                 "/healthz says {}: {}",
                 answer.status,
                 answer.body
             );
-            Ok(())
-        })
-        .with_context(|| {
+            Ok(Ok(()))
+        });
+        healthy.flatten().with_context(|| {
+            let log = tail(&self.log(), 30);
             format!(
-                "wait for the agent of {}; its log ends:\n{}",
-                self.name(),
-                tail(&self.log(), 30)
+                "wait for the agent of {}; its log ends:\n{log}",
+                self.name()
             )
         })
     }

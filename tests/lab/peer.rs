@@ -114,6 +114,15 @@ impl Peer {
         self.lock().child.id()
     }
 
+    /// Starts a program beside it, in its namespace and cgroup; it dies with this process.
+    pub fn spawn(&self, command: Command) -> Result<Child> {
+        spawn(
+            command,
+            Netns::Join(&self.inner.netns),
+            Some(&self.inner.cgroup),
+        )
+    }
+
     /// Sends any request.
     pub fn ask(&self, request: &Request) -> Result<Reply> {
         self.exchange(request)

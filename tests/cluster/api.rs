@@ -1,0 +1,227 @@
+//! The test's own client of the API.
+//!
+//! Its connections begin on a thread that stands in the control plane's
+//! namespace: every request runs there.
+
+use anyhow::{Context, Result};
+use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, Config};
+use lab::Peer;
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+use std::future::Future;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+use tokio::runtime::{Builder, Handle};
+
+/// Longest wait for one answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A kind of object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Service,
+    Slice,
+    Pod,
+    Node,
+    Namespace,
+    ClusterRole,
+    ClusterRoleBinding,
+}
+
+impl Kind {
+    fn resource(self) -> ApiResource {
+        let (group, kind, plural) = match self {
+            Self::Service => ("", "Service", "services"),
+            Self::Slice => ("discovery.k8s.io", "EndpointSlice", "endpointslices"),
+            Self::Pod => ("", "Pod", "pods"),
+            Self::Node => ("", "Node", "nodes"),
+            Self::Namespace => ("", "Namespace", "namespaces"),
+            Self::ClusterRole => ("rbac.authorization.k8s.io", "ClusterRole", "clusterroles"),
+            Self::ClusterRoleBinding => (
+                "rbac.authorization.k8s.io",
+                "ClusterRoleBinding",
+                "clusterrolebindings",
+            ),
+        };
+        ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural)
+    }
+
+    fn in_namespaces(self) -> bool {
+        matches!(self, Self::Service | Self::Slice | Self::Pod)
+    }
+}
+
+/// A client with all rights. Objects are JSON, as in manifests.
+#[derive(Debug)]
+pub(crate) struct Api {
+    runtime: Handle,
+    client: DebugFree<Client>,
+}
+
+/// What has no `Debug` of its own.
+struct DebugFree<T>(T);
+
+impl<T> std::fmt::Debug for DebugFree<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("…")
+    }
+}
+
+impl Api {
+    /// A client on `host` with the credentials of this kubeconfig.
+    pub(crate) fn new(host: &Peer, kubeconfig: &Path) -> Result<Self> {
+        let netns = host.netns().as_fd().try_clone_to_owned()?;
+        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+        let (sender, started) = channel();
+        std::thread::spawn(move || serve(&netns, kubeconfig, &sender));
+        let (runtime, client) = started.recv().context("the client's thread ended")??;
+        Ok(Self {
+            runtime,
+            client: DebugFree(client),
+        })
+    }
+
+    /// Creates an object; the answer is the object as the server completed it.
+    pub(crate) fn create(&self, kind: Kind, namespace: &str, object: &Value) -> Result<Value> {
+        let what = format!("create {kind:?} {}", object["metadata"]["name"]);
+        let object: DynamicObject = serde_json::from_value(object.clone())?;
+        let api = self.of(kind, namespace);
+        self.ask(what, async move {
+            Ok(serde_json::to_value(
+                api.create(&PostParams::default(), &object).await?,
+            )?)
+        })
+    }
+
+    /// The object as the server has it.
+    pub(crate) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<Value> {
+        let api = self.of(kind, namespace);
+        let owned = name.to_owned();
+        self.ask(format!("get {kind:?} {name}"), async move {
+            Ok(serde_json::to_value(api.get(&owned).await?)?)
+        })
+    }
+
+    /// All objects of a kind in a namespace.
+    pub(crate) fn list(&self, kind: Kind, namespace: &str) -> Result<Vec<Value>> {
+        let api = self.of(kind, namespace);
+        self.ask(format!("list {kind:?}"), async move {
+            let list = api.list(&Default::default()).await?;
+            let objects = list.items.iter().map(serde_json::to_value);
+            Ok(objects.collect::<Result<_, _>>()?)
+        })
+    }
+
+    /// A JSON merge patch (RFC 7386).
+    pub(crate) fn patch(
+        &self,
+        kind: Kind,
+        namespace: &str,
+        name: &str,
+        patch: &Value,
+    ) -> Result<Value> {
+        let api = self.of(kind, namespace);
+        let (owned, patch) = (name.to_owned(), Patch::Merge(patch.clone()));
+        self.ask(format!("patch {kind:?} {name}"), async move {
+            let answer = api.patch(&owned, &PatchParams::default(), &patch).await?;
+            Ok(serde_json::to_value(answer)?)
+        })
+    }
+
+    /// The same for `status`, as controllers and kubelets do it.
+    pub(crate) fn patch_status(
+        &self,
+        kind: Kind,
+        namespace: &str,
+        name: &str,
+        status: &Value,
+    ) -> Result<()> {
+        let api = self.of(kind, namespace);
+        let patch = Patch::Merge(serde_json::json!({ "status": status }));
+        let owned = name.to_owned();
+        self.ask(format!("patch status of {kind:?} {name}"), async move {
+            api.patch_status(&owned, &PatchParams::default(), &patch)
+                .await?;
+            Ok(())
+        })
+    }
+
+    /// Deletes an object, with a grace period in seconds where the kind has one.
+    pub(crate) fn delete(
+        &self,
+        kind: Kind,
+        namespace: &str,
+        name: &str,
+        grace_s: Option<u32>,
+    ) -> Result<()> {
+        let api = self.of(kind, namespace);
+        let owned = name.to_owned();
+        let how = DeleteParams {
+            grace_period_seconds: grace_s,
+            ..DeleteParams::default()
+        };
+        self.ask(format!("delete {kind:?} {name}"), async move {
+            api.delete(&owned, &how).await?;
+            Ok(())
+        })
+    }
+
+    fn of(&self, kind: Kind, namespace: &str) -> kube::Api<DynamicObject> {
+        let client = self.client.0.clone();
+        let resource = kind.resource();
+        if kind.in_namespaces() {
+            kube::Api::namespaced_with(client, namespace, &resource)
+        } else {
+            kube::Api::all_with(client, &resource)
+        }
+    }
+
+    /// Runs a request on the client's thread and waits for it.
+    fn ask<T: Send + 'static>(
+        &self,
+        what: String,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (sender, answer) = channel();
+        self.runtime.spawn(async move {
+            // The asker may have lost patience.
+            let _ = sender.send(request.await);
+        });
+        let answer = answer
+            .recv_timeout(PATIENCE)
+            .with_context(|| format!("{what}: no answer"))?;
+        answer.context(what)
+    }
+}
+
+type Started = Result<(Handle, Client)>;
+
+/// What the client's thread does, for ever.
+fn serve(netns: &OwnedFd, kubeconfig: Kubeconfig, started: &Sender<Started>) {
+    let prepared = setns(netns, CloneFlags::CLONE_NEWNET)
+        .context("enter the namespace")
+        .and_then(|()| Ok(Builder::new_current_thread().enable_all().build()?));
+    match prepared {
+        Ok(runtime) => runtime.block_on(async {
+            let client = connect(kubeconfig).await;
+            let _ = started.send(client.map(|client| (Handle::current(), client)));
+            std::future::pending::<()>().await;
+        }),
+        Err(error) => {
+            let _ = started.send(Err(error));
+        }
+    }
+}
+
+async fn connect(kubeconfig: Kubeconfig) -> Result<Client> {
+    let mut config =
+        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    config.connect_timeout = Some(Duration::from_secs(2));
+    config.read_timeout = Some(PATIENCE);
+    Ok(Client::try_from(config)?)
+}

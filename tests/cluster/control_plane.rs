@@ -1,0 +1,291 @@
+//! etcd, kube-apiserver and kube-controller-manager on a host of the lab.
+//!
+//! Keys, certificates and tokens are made anew each time, in the lab's
+//! temporary directory. The programs live in the lab's cgroup and die with the
+//! test process, so they leave as little behind as the lab does.
+
+use anyhow::{Context, Result, ensure};
+use lab::{Lab, Peer, SERVICE_CIDRS, tail};
+use nix::sched::{CloneFlags, setns};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// Where the API server answers.
+pub(crate) const API_SERVER: &str = "https://192.0.2.21:6443";
+/// The same server by its other address.
+pub(crate) const API_SERVER_V6: &str = "https://[2001:db8:2::21]:6443";
+/// Nobody has this address of the LAN.
+pub(crate) const NO_API_SERVER: &str = "https://192.0.2.29:6443";
+
+/// Last octet of the control plane's host.
+const HOST: u8 = 21;
+const ETCD: &str = "http://127.0.0.1:2379";
+const ETCD_PORT: u16 = 2379;
+/// Group of the agents; what it may do is said through the API.
+pub(crate) const AGENTS: &str = "fairlead-agents";
+
+/// Users, each with a kubeconfig of its own; the names of the controller
+/// manager and of the group with all rights are Kubernetes'.
+const USERS: [(&str, &str); 3] = [
+    ("admin", "system:masters"),
+    ("system:kube-controller-manager", "system:masters"),
+    ("fairlead", AGENTS),
+];
+
+/// A running control plane.
+#[derive(Debug)]
+pub(crate) struct ControlPlane {
+    host: Peer,
+    /// Folder with the programs.
+    programs: PathBuf,
+    /// Keys, kubeconfigs, logs and etcd's data.
+    dir: PathBuf,
+    /// `None` while it is killed.
+    api_server: Mutex<Option<Child>>,
+}
+
+impl ControlPlane {
+    /// Starts etcd and the API server, which needs a few seconds to answer.
+    pub(crate) fn start(lab: &Lab) -> Result<Self> {
+        let programs = std::env::var_os("FAIRLEAD_CONTROL_PLANE")
+            .map(PathBuf::from)
+            .context(
+                "FAIRLEAD_CONTROL_PLANE names no folder with etcd, kube-apiserver and \
+                 kube-controller-manager: run `cargo xtask test --tier cluster`",
+            )?;
+        let [_, _, temp] = lab.traces();
+        let plane = Self {
+            host: lab.host("control-plane", HOST)?,
+            programs,
+            dir: temp.join("control-plane"),
+            api_server: Mutex::new(None),
+        };
+        fs::create_dir(&plane.dir)?;
+        plane.make_credentials()?;
+        let mut etcd = plane.program("etcd");
+        etcd.arg("--data-dir").arg(plane.dir.join("etcd")).args([
+            // Its data is thrown away with the lab.
+            "--unsafe-no-fsync",
+            "--listen-client-urls",
+            ETCD,
+            "--advertise-client-urls",
+            ETCD,
+            "--listen-peer-urls",
+            "http://127.0.0.1:2380",
+        ]);
+        plane.spawn("etcd", etcd)?;
+        plane.start_api_server()?;
+        Ok(plane)
+    }
+
+    /// Starts the controllers that the stories need. The API server must answer:
+    /// the program gives up if it does not.
+    pub(crate) fn start_controllers(&self) -> Result<()> {
+        let mut controllers = self.program("kube-controller-manager");
+        controllers
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig("system:kube-controller-manager"))
+            .args([
+                "--controllers=endpointslice-controller",
+                "--leader-elect=false",
+                "--bind-address=127.0.0.1",
+            ]);
+        self.spawn("kube-controller-manager", controllers)
+            .map(drop)
+    }
+
+    /// Starts the API server on the etcd that runs.
+    pub(crate) fn start_api_server(&self) -> Result<()> {
+        let mut running = self.api_server();
+        ensure!(running.is_none(), "the API server runs already");
+        let mut server = self.program("kube-apiserver");
+        let file = |flag: &str, name: &str| format!("{flag}={}", self.dir.join(name).display());
+        server.args([
+            file("--cert-dir", "unused"),
+            file("--tls-cert-file", "server.crt"),
+            file("--tls-private-key-file", "server.key"),
+            file("--token-auth-file", "tokens.csv"),
+            file("--service-account-key-file", "server.key"),
+            file("--service-account-signing-key-file", "server.key"),
+            format!("--etcd-servers={ETCD}"),
+            format!("--service-cluster-ip-range={SERVICE_CIDRS}"),
+            format!("--advertise-address={}", self.host.v4()),
+        ]);
+        server.args([
+            "--bind-address=::",
+            "--authorization-mode=RBAC",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            // No controller makes service accounts, and pods of stories need none.
+            "--disable-admission-plugins=ServiceAccount",
+            // Stories write the endpoints of default/kubernetes by hand.
+            "--endpoint-reconciler-type=none",
+        ]);
+        *running = Some(self.spawn("kube-apiserver", server)?);
+        Ok(())
+    }
+
+    /// SIGKILL to the API server.
+    pub(crate) fn kill_api_server(&self) -> Result<()> {
+        let mut server = self.api_server().take().context("no API server runs")?;
+        server.kill().context("kill the API server")?;
+        server.wait().context("wait for the API server")?;
+        Ok(())
+    }
+
+    /// Whether the API server was started and not killed.
+    pub(crate) fn has_api_server(&self) -> bool {
+        self.api_server().is_some()
+    }
+
+    /// Makes etcd forget everything but the present, so that no watch can go on
+    /// from a revision before it.
+    pub(crate) fn forget_history(&self) -> Result<()> {
+        // Every answer tells the store's revision.
+        let answer = self.ask_etcd("/v3/kv/range", r#"{"key":"AA=="}"#)?;
+        let revision = answer
+            .split_once(r#""revision":""#)
+            .and_then(|(_, rest)| rest.split('"').next())
+            .with_context(|| format!("no revision in {answer}"))?;
+        let body = format!(r#"{{"revision":"{revision}","physical":true}}"#);
+        self.ask_etcd("/v3/kv/compaction", &body).map(drop)
+    }
+
+    /// `POST` to etcd's JSON gateway, which listens on the host's loopback only.
+    fn ask_etcd(&self, path: &str, body: &str) -> Result<String> {
+        let request = format!(
+            "POST {path} HTTP/1.0\r\nHost: etcd\r\nContent-Length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let answer = in_namespace_of(&self.host, || {
+            let etcd = SocketAddr::from((Ipv4Addr::LOCALHOST, ETCD_PORT));
+            let mut stream = TcpStream::connect(etcd).context("connect to etcd")?;
+            stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+            stream.write_all(request.as_bytes())?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer)?;
+            Ok(answer)
+        })?;
+        ensure!(answer.contains(" 200 OK"), "etcd answers {path}: {answer}");
+        Ok(answer)
+    }
+
+    /// The host of the control plane.
+    pub(crate) fn host(&self) -> &Peer {
+        &self.host
+    }
+
+    /// A user's kubeconfig.
+    pub(crate) fn kubeconfig(&self, user: &str) -> PathBuf {
+        self.dir.join(format!("{user}.kubeconfig"))
+    }
+
+    /// The last lines of each program's log.
+    pub(crate) fn logs(&self) -> String {
+        ["etcd", "kube-apiserver", "kube-controller-manager"]
+            .map(|name| {
+                let log = tail(&self.log(name), 15);
+                format!("--- log of {name} ends ---\n{log}\n")
+            })
+            .concat()
+    }
+
+    fn log(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("{name}.log"))
+    }
+
+    fn api_server(&self) -> std::sync::MutexGuard<'_, Option<Child>> {
+        self.api_server
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn program(&self, name: &str) -> Command {
+        Command::new(self.programs.join(name))
+    }
+
+    fn spawn(&self, name: &str, mut command: Command) -> Result<Child> {
+        let path = self.log(name);
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .with_context(|| format!("open {path:?}"))?;
+        command
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        self.host.spawn(command)
+    }
+
+    /// A key and a certificate that signs itself, tokens, and kubeconfigs.
+    fn make_credentials(&self) -> Result<()> {
+        let (certificate, key) = (self.dir.join("server.crt"), self.dir.join("server.key"));
+        // 10.96.0.1 is the ClusterIP of default/kubernetes.
+        let names = format!(
+            "subjectAltName=IP:{},IP:{},IP:10.96.0.1,IP:127.0.0.1,IP:::1,DNS:kubernetes.default.svc",
+            self.host.v4(),
+            self.host.v6()
+        );
+        let output = Command::new("openssl")
+            .args(["req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=lab"])
+            .args(["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"])
+            // Clients trust this one certificate; it must not be that of an authority.
+            .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+            .args(["-addext", &names])
+            .arg("-keyout")
+            .arg(&key)
+            .arg("-out")
+            .arg(&certificate)
+            .output()
+            .context("run openssl")?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "openssl: {stderr}");
+        let mut tokens = String::new();
+        for (user, group) in USERS {
+            let token = fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+            let token = token.trim();
+            tokens += &format!("{token},{user},{user},{group}\n");
+            let text = kubeconfig(&certificate, user, token);
+            fs::write(self.kubeconfig(user), text)?;
+        }
+        fs::write(self.dir.join("tokens.csv"), tokens)?;
+        Ok(())
+    }
+}
+
+fn kubeconfig(certificate: &Path, user: &str, token: &str) -> String {
+    let certificate = certificate.display();
+    format!(
+        r"apiVersion: v1
+kind: Config
+clusters: [{{name: lab, cluster: {{server: '{API_SERVER}', certificate-authority: '{certificate}'}}}}]
+users: [{{name: '{user}', user: {{token: '{token}'}}}}]
+contexts: [{{name: lab, context: {{cluster: lab, user: '{user}'}}}}]
+current-context: lab
+"
+    )
+}
+
+/// Runs `job` on a thread in the network namespace of a peer.
+pub(crate) fn in_namespace_of<T: Send>(
+    peer: &Peer,
+    job: impl FnOnce() -> Result<T> + Send,
+) -> Result<T> {
+    let netns = peer.netns().as_fd().try_clone_to_owned()?;
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(move || {
+            setns(netns, CloneFlags::CLONE_NEWNET).context("enter the namespace")?;
+            job()
+        });
+        // A panic there is a panic here.
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
