@@ -15,3 +15,4 @@ pub mod publish;
 pub mod resolve;
 pub mod source;
 pub mod store;
+pub mod sys;

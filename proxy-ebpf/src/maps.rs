@@ -31,6 +31,11 @@ static BACKENDS: Array<Backend, { limits::BACKENDS_MAX as usize }, MMAPABLE> = A
 #[btf_map(name = "tables")]
 static TABLES: ArrayOfMaps<Chunk, { limits::CHUNKS_MAX as usize }> = ArrayOfMaps::new();
 
+/// The first chunk, which the agent puts into `tables`; further ones are made
+/// like it, so that each prints its fields.
+#[btf_map(name = "tables_0")]
+static TABLES_0: Chunk = Chunk::new();
+
 #[btf_map(name = "vips")]
 static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
 

@@ -3,7 +3,7 @@
 use aya::maps::MapInfo;
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, DropReason, Frontend, FrontendKey, ServiceRecord,
-    Settings, SocketFlow, UdpFlows, limits,
+    Settings, SocketFlow, TableLine, UdpFlows, limits,
 };
 use std::path::Path;
 
@@ -47,7 +47,7 @@ pub struct MapSpec {
 
 impl MapSpec {
     /// Every map, in the order of a look-up.
-    pub fn all(sizes: &MapSizes) -> [Self; 12] {
+    pub fn all(sizes: &MapSizes) -> [Self; 13] {
         let address = size_of::<Address>();
         let spec = |name, key_size, value_size, max_entries| Self {
             name,
@@ -66,6 +66,12 @@ impl MapSpec {
             spec("node_addresses", address, 4, limits::NODE_ADDRESSES_MAX),
             spec("service_cidrs", 4 + address, 4, limits::SERVICE_CIDRS_MAX),
             spec("tables", 4, 4, limits::CHUNKS_MAX),
+            spec(
+                "tables_0",
+                4,
+                size_of::<TableLine>(),
+                limits::LINES_PER_CHUNK,
+            ),
             spec("backends", 4, size_of::<Backend>(), sizes.backends),
             spec("services", 4, size_of::<ServiceRecord>(), sizes.services),
             spec(

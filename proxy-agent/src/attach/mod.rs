@@ -5,10 +5,10 @@
 
 mod maps;
 mod probe;
-pub mod sys;
 
 pub use maps::{MapSizes, MapSpec};
 
+use crate::sys;
 use anyhow::{Context, Result, bail};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData};

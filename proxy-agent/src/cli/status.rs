@@ -1,10 +1,11 @@
 //! `fairlead status`
 
 use super::{Inspect, Output, table};
-use crate::attach::{MapSizes, MapSpec, PROGRAMS, link_path, sys};
+use crate::attach::{MapSizes, MapSpec, PROGRAMS, link_path};
 use crate::observe::drops;
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{AddressSet, Kernel};
+use crate::sys;
 use anyhow::{Context, Result};
 use aya::maps::MapInfo;
 use serde::Serialize;
@@ -29,7 +30,7 @@ struct Hook {
 
 #[derive(Serialize)]
 struct Map {
-    map: &'static str,
+    map: String,
     /// Elements in use; `None` where the kernel cannot tell.
     entries: Option<usize>,
     capacity: u32,
@@ -53,9 +54,9 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             .into_iter()
             .map(|hook| look_at_hook(pin_dir, hook))
             .collect(),
-        maps: MapSpec::all(&MapSizes::default())
-            .iter()
-            .map(|spec| look_at_map(pin_dir, spec, &kernel))
+        maps: map_names(&kernel)
+            .into_iter()
+            .map(|name| look_at_map(pin_dir, name, &kernel))
             .collect::<Result<_>>()?,
         drops: drops(pin_dir)?
             .into_iter()
@@ -98,7 +99,7 @@ fn print_tables(status: &Status) {
             map.capacity.to_string()
         };
         maps.add_row([
-            map.map.to_owned(),
+            map.map.clone(),
             optional(map.entries),
             capacity,
             optional(memory),
@@ -144,13 +145,22 @@ fn look_at_hook(pin_dir: &Path, hook: &'static str) -> Hook {
     }
 }
 
-fn look_at_map(pin_dir: &Path, spec: &MapSpec, kernel: &BpfKernel) -> Result<Map> {
-    let info = MapInfo::from_pin(pin_dir.join(spec.name))
-        .with_context(|| format!("opening map {}", spec.name))?;
-    let fd = info
-        .fd()
-        .with_context(|| format!("opening map {}", spec.name))?;
-    let entries = match spec.name {
+/// The maps of the object, and the chunks that were added to `tables` since.
+fn map_names(kernel: &BpfKernel) -> Vec<String> {
+    let specs = MapSpec::all(&MapSizes::default());
+    let chunks = (1..kernel.chunks()).map(|index| format!("tables_{index}"));
+    specs
+        .iter()
+        .map(|spec| spec.name.to_owned())
+        .chain(chunks)
+        .collect()
+}
+
+fn look_at_map(pin_dir: &Path, name: String, kernel: &BpfKernel) -> Result<Map> {
+    let info =
+        MapInfo::from_pin(pin_dir.join(&name)).with_context(|| format!("opening map {name}"))?;
+    let fd = info.fd().with_context(|| format!("opening map {name}"))?;
+    let entries = match name.as_str() {
         "frontends" => Some(kernel.frontends()?.len()),
         "services" => Some(kernel.services()?.len()),
         "vips" => Some(kernel.addresses(AddressSet::Vips)?.len()),
@@ -163,10 +173,9 @@ fn look_at_map(pin_dir: &Path, spec: &MapSpec, kernel: &BpfKernel) -> Result<Map
         "tables" => Some(kernel.chunks() as usize),
         _ => None,
     };
-    let memory_bytes =
-        memory(fd.as_fd().as_raw_fd()).map(|outer| outer + kernel.chunk_memory(spec.name));
+    let memory_bytes = memory(fd.as_fd().as_raw_fd());
     Ok(Map {
-        map: spec.name,
+        map: name,
         entries,
         capacity: info.max_entries(),
         memory_bytes,

@@ -4,6 +4,7 @@
 //! table is a few stores and not a system call per element.
 
 use super::{AddressSet, Grace, Kernel, KernelError};
+use crate::sys;
 use aya::maps::{ArrayOfMaps, HashMap, MapData, MapError};
 use memmap2::{MmapOptions, MmapRaw};
 use proxy_common::{
@@ -13,11 +14,11 @@ use proxy_common::{
 };
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use zerocopy::{FromZeros, IntoBytes, TryFromBytes};
 
-const MMAPABLE: u32 = 1 << 10; // BPF_F_MMAPABLE, include/uapi/linux/bpf.h
-const MAP_TYPE_ARRAY: u32 = 2; // BPF_MAP_TYPE_ARRAY, the same
+/// Pin of the chunk that the object brings, with type information for `bpftool`.
+const FIRST_CHUNK: &str = "tables_0";
 
 type Bytes<T> = HashMap<MapData, T, u32>;
 type Raw<const K: usize, const V: usize> = HashMap<MapData, [u8; K], [u8; V]>;
@@ -29,6 +30,7 @@ const ADDRESS: usize = size_of::<Address>();
 
 /// The pinned maps of one agent.
 pub struct BpfKernel {
+    directory: PathBuf,
     frontends: Raw<KEY, FRONTEND>,
     services: HashMap<MapData, u32, [u8; RECORD]>,
     vips: Bytes<[u8; ADDRESS]>,
@@ -79,6 +81,7 @@ impl BpfKernel {
         let tables = open(directory, "tables")?;
         let tables_fd = duplicate(&tables, "tables")?;
         let mut kernel = Self {
+            directory: directory.to_owned(),
             frontends: typed(open(directory, "frontends")?, "frontends")?,
             services: typed(services, "services")?,
             vips: typed(open(directory, "vips")?, "vips")?,
@@ -116,16 +119,6 @@ impl BpfKernel {
         // SAFETY: inside the mapping and aligned.
         let ids = lines.flat_map(|element| unsafe { element.read_volatile() }.backends);
         ids.take(table.length as usize).collect()
-    }
-
-    /// Memory of the chunks, which the kernel charges apart from map `tables`.
-    pub fn chunk_memory(&self, map: &str) -> u64 {
-        let chunk = u64::from(LINES_PER_CHUNK) * size_of::<TableLine>() as u64;
-        if map == "tables" {
-            chunk * self.chunks.len() as u64
-        } else {
-            0
-        }
     }
 
     fn line(&self, table: TableRef, line: u32) -> Option<*mut TableLine> {
@@ -193,17 +186,30 @@ impl Kernel for BpfKernel {
     }
 
     fn add_chunk(&mut self) -> Result<(), KernelError> {
-        let definition = aya_obj::Map::new_from_params(
-            MAP_TYPE_ARRAY,
-            size_of::<u32>() as u32,
-            size_of::<TableLine>() as u32,
-            LINES_PER_CHUNK,
-            MMAPABLE,
-        );
-        let map = MapData::create(definition, "table_chunk", None)
-            .map_err(refused("create chunk", "tables"))?;
+        let index = self.chunks();
+        let io = |call| {
+            move |error| KernelError {
+                call,
+                map: "tables",
+                error,
+            }
+        };
+        let pin = self.directory.join(format!("tables_{index}"));
+        // A crash between pin and use leaves a pin behind; its map is as good.
+        let fd = match sys::open_pinned(&pin) {
+            Ok(fd) => fd,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let template = sys::open_pinned(&self.directory.join(FIRST_CHUNK))
+                    .map_err(io("open chunk"))?;
+                let fd = sys::create_like(template.as_fd()).map_err(io("create chunk"))?;
+                sys::pin(fd.as_fd(), &pin).map_err(io("pin chunk"))?;
+                fd
+            }
+            Err(error) => return Err(io("open chunk")(error)),
+        };
+        let map = MapData::from_fd(fd).map_err(refused("open chunk", "tables"))?;
         self.tables
-            .set(self.chunks(), &map, 0)
+            .set(index, &map, 0)
             .map_err(refused("add chunk", "tables"))?;
         self.chunks.push(Chunk::new(&map)?);
         Ok(())

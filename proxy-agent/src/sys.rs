@@ -1,0 +1,237 @@
+//! The few bpf(2) commands that aya 0.14 does not offer.
+//!
+//! Cgroup links: aya attaches and pins them but neither replaces their program
+//! nor shows their descriptor, and a link that cannot be replaced in place leaves
+//! a gap at every upgrade. Maps: aya creates them without type information
+//! outside of an object.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+// include/uapi/linux/bpf.h, enum bpf_cmd
+const BPF_MAP_CREATE: i64 = 0;
+const BPF_OBJ_PIN: i64 = 6;
+const BPF_OBJ_GET: i64 = 7;
+const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
+const BPF_BTF_GET_FD_BY_ID: i64 = 19;
+const BPF_LINK_UPDATE: i64 = 29;
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct ObjGet {
+    pathname: u64,
+    bpf_fd: u32,
+    file_flags: u32,
+}
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct InfoByFd {
+    bpf_fd: u32,
+    info_len: u32,
+    info: u64,
+}
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct LinkUpdate {
+    link_fd: u32,
+    new_prog_fd: u32,
+    flags: u32,
+    old_prog_fd: u32,
+}
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct BtfGetFd {
+    btf_id: u32,
+    padding: u32,
+    open_flags: u32,
+}
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct MapCreate {
+    map_type: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    inner_map_fd: u32,
+    numa_node: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    btf_fd: u32,
+    btf_key_type_id: u32,
+    btf_value_type_id: u32,
+}
+
+/// What the kernel tells of a map (`struct bpf_map_info`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct MapInfo {
+    map_type: u32,
+    id: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    map_flags: u32,
+    name: [u8; 16],
+    ifindex: u32,
+    vmlinux_value_type_id: u32,
+    netns_dev: u64,
+    netns_inode: u64,
+    btf_id: u32,
+    btf_key_type_id: u32,
+    btf_value_type_id: u32,
+    padding: u32,
+}
+
+/// What the kernel tells of a cgroup link (`struct bpf_link_info`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct CgroupLinkInfo {
+    /// Kind of link.
+    pub link_type: u32,
+    /// Id of the link.
+    pub id: u32,
+    /// Id of its program.
+    pub program_id: u32,
+    padding: u32,
+    /// Inode number of the cgroup's directory; 0 once the cgroup is gone.
+    pub cgroup_id: u64,
+    /// Hook of the cgroup.
+    pub attach_type: u32,
+    padding_end: u32,
+}
+
+fn bpf<T: IntoBytes + Immutable>(command: i64, attributes: &T) -> io::Result<i64> {
+    // SAFETY: the kernel reads `size_of::<T>()` bytes of `attributes`; pointers
+    // inside are kept alive by the callers.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_bpf,
+            command,
+            std::ptr::from_ref(attributes),
+            size_of::<T>(),
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Opens what is pinned at `path`.
+pub fn open_pinned(path: &Path) -> io::Result<OwnedFd> {
+    let path = c_path(path)?;
+    let pathname = path.as_ptr() as u64;
+    bpf(
+        BPF_OBJ_GET,
+        &ObjGet {
+            pathname,
+            bpf_fd: 0,
+            file_flags: 0,
+        },
+    )
+    .and_then(owned)
+}
+
+/// Pins an object at `path`, on a BPF file system.
+pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
+    let path = c_path(path)?;
+    let pathname = path.as_ptr() as u64;
+    bpf(
+        BPF_OBJ_PIN,
+        &ObjGet {
+            pathname,
+            bpf_fd: raw(object),
+            file_flags: 0,
+        },
+    )
+    .map(|_| ())
+}
+
+/// What the kernel tells of a link.
+pub fn link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
+    info(link)
+}
+
+/// Puts another program in place of a link's, in one step.
+pub fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+    let update = LinkUpdate {
+        link_fd: raw(link),
+        new_prog_fd: raw(program),
+        flags: 0,
+        old_prog_fd: 0,
+    };
+    bpf(BPF_LINK_UPDATE, &update).map(|_| ())
+}
+
+/// Creates an empty map that is like another one, type information included.
+///
+/// Before Linux 6.2 a map-of-maps takes only inner maps that have type
+/// information if its template has (`bpf_map_meta_equal` compares what was
+/// searched for in it).
+pub fn create_like(template: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let like: MapInfo = info(template)?;
+    let btf = match like.btf_id {
+        0 => None,
+        btf_id => Some(
+            bpf(
+                BPF_BTF_GET_FD_BY_ID,
+                &BtfGetFd {
+                    btf_id,
+                    padding: 0,
+                    open_flags: 0,
+                },
+            )
+            .and_then(owned)?,
+        ),
+    };
+    let map = MapCreate {
+        map_type: like.map_type,
+        key_size: like.key_size,
+        value_size: like.value_size,
+        max_entries: like.max_entries,
+        map_flags: like.map_flags,
+        inner_map_fd: 0,
+        numa_node: 0,
+        name: like.name,
+        ifindex: 0,
+        btf_fd: btf.as_ref().map_or(0, |btf| raw(btf.as_fd())),
+        btf_key_type_id: like.btf_key_type_id,
+        btf_value_type_id: like.btf_value_type_id,
+    };
+    bpf(BPF_MAP_CREATE, &map).and_then(owned)
+}
+
+fn info<T: Default + FromBytes + IntoBytes + Immutable>(object: BorrowedFd<'_>) -> io::Result<T> {
+    let mut info = T::default();
+    let attributes = InfoByFd {
+        bpf_fd: raw(object),
+        info_len: size_of::<T>() as u32,
+        info: std::ptr::from_mut(&mut info) as u64,
+    };
+    bpf(BPF_OBJ_GET_INFO_BY_FD, &attributes)?;
+    Ok(info)
+}
+
+fn c_path(path: &Path) -> io::Result<CString> {
+    Ok(CString::new(path.as_os_str().as_bytes())?)
+}
+
+fn owned(fd: i64) -> io::Result<OwnedFd> {
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn raw(fd: BorrowedFd<'_>) -> u32 {
+    fd.as_raw_fd().cast_unsigned()
+}
