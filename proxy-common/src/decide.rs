@@ -88,6 +88,15 @@ pub struct BackendRef {
     pub generation: u32,
 }
 
+impl BackendRef {
+    /// No backend. Not an `Option`: its empty payload would be uninitialised
+    /// stack, which verifiers before Linux 6.3 refuse to see copied.
+    pub const NONE: Self = Self {
+        id: 0,
+        generation: 0,
+    };
+}
+
 /// Where traffic goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
@@ -113,9 +122,10 @@ pub enum Decision {
 /// Decides about one request.
 ///
 /// `kept` is the backend that the same socket already has for this
-/// destination: an unconnected UDP socket stays with it while it serves.
+/// destination, or [`BackendRef::NONE`]: an unconnected UDP socket stays with
+/// it while it serves.
 #[inline(always)]
-pub fn decide(maps: &impl Maps, request: &Request, kept: Option<BackendRef>) -> Decision {
+pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision {
     let frontend = match find_frontend(maps, request) {
         Ok(Some(frontend)) => frontend,
         Ok(None) => return Decision::NotOurs,
@@ -168,12 +178,8 @@ fn stable(lookup: FrontendLookup) -> Result<Option<Frontend>, DropReason> {
 
 /// Picks a backend of a frontend: the kept one, then affinity, then chance.
 #[inline(always)]
-fn choose(
-    maps: &impl Maps,
-    frontend: &Frontend,
-    kept: Option<BackendRef>,
-) -> Result<Target, DropReason> {
-    if let Some(kept) = kept
+fn choose(maps: &impl Maps, frontend: &Frontend, kept: BackendRef) -> Result<Target, DropReason> {
+    if kept.id != 0
         && let Some(backend) = current(maps, frontend, kept)
         && backend.is_serving()
     {

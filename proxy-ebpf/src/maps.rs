@@ -12,8 +12,8 @@ use aya_ebpf::{
     programs::SockAddrContext,
 };
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
-    ServiceRecord, Settings, SocketFlow, TableLine, TableRef, UdpFlows,
+    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, Frontend, FrontendKey,
+    IDS_PER_LINE, ServiceId, ServiceRecord, Settings, SocketFlow, TableLine, TableRef, UdpFlows,
     decide::{FrontendLookup, Maps},
     limits,
 };
@@ -23,7 +23,8 @@ const MMAPABLE: usize = 1 << 10; // BPF_F_MMAPABLE, include/uapi/linux/bpf.h
 type Chunk = Array<TableLine, { limits::LINES_PER_CHUNK as usize }, MMAPABLE>;
 
 #[btf_map(name = "frontends")]
-static FRONTENDS: HashMap<FrontendKey, Frontend, { limits::FRONTENDS_MAX as usize }> = HashMap::new();
+static FRONTENDS: HashMap<FrontendKey, Frontend, { limits::FRONTENDS_MAX as usize }> =
+    HashMap::new();
 
 #[btf_map(name = "backends")]
 static BACKENDS: Array<Backend, { limits::BACKENDS_MAX as usize }, MMAPABLE> = Array::new();
@@ -40,17 +41,21 @@ static TABLES_0: Chunk = Chunk::new();
 static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
 
 #[btf_map(name = "node_addresses")]
-static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> = HashMap::new();
+static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> =
+    HashMap::new();
 
 #[btf_map(name = "service_cidrs")]
-static SERVICE_CIDRS: LpmTrie<Address, u32, { limits::SERVICE_CIDRS_MAX as usize }> = LpmTrie::new();
+static SERVICE_CIDRS: LpmTrie<Address, u32, { limits::SERVICE_CIDRS_MAX as usize }> =
+    LpmTrie::new();
 
 #[btf_map(name = "affinity")]
-static AFFINITY: LruHashMap<AffinityKey, Affinity, { limits::AFFINITY_MAX as usize }> = LruHashMap::new();
+static AFFINITY: LruHashMap<AffinityKey, Affinity, { limits::AFFINITY_MAX as usize }> =
+    LruHashMap::new();
 
 /// Only people and tools read it.
 #[btf_map(name = "services")]
-static SERVICES: HashMap<ServiceId, ServiceRecord, { limits::SERVICES_MAX as usize }> = HashMap::new();
+static SERVICES: HashMap<ServiceId, ServiceRecord, { limits::SERVICES_MAX as usize }> =
+    HashMap::new();
 
 /// What a connected socket was translated from and to.
 #[btf_map(name = "socket_flows")]

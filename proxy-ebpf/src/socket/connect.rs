@@ -9,7 +9,7 @@ use crate::maps::{self, SOCKET_FLOWS, SocketMaps};
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
 use proxy_common::{
     SocketFlow,
-    decide::{Decision, Request, decide},
+    decide::{BackendRef, Decision, Request, decide},
 };
 
 /// Translates the destination of a connect().
@@ -18,7 +18,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(request) = request::<F>(ctx) else {
         return ALLOW;
     };
-    match decide(&SocketMaps::new(ctx), &request, None) {
+    match decide(&SocketMaps::new(ctx), &request, BackendRef::NONE) {
         Decision::NotOurs => {
             answer_probe(ctx, &request);
             forget(ctx);

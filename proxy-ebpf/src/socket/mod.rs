@@ -39,7 +39,12 @@ fn request<F: Family>(ctx: &SockAddrContext) -> Option<Request> {
     if unsafe { (*settings).host_only } != 0 && !maps::is_host(ctx) {
         return None;
     }
-    Some(Request { destination: F::address(ctx), port: address::port(ctx), protocol, scope: Scope::Internal })
+    Some(Request {
+        destination: F::address(ctx),
+        port: address::port(ctx),
+        protocol,
+        scope: Scope::Internal,
+    })
 }
 
 /// The record of one translation.

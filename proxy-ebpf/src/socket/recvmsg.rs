@@ -16,7 +16,8 @@ const TCP_ESTABLISHED: u32 = 1;
 #[inline(always)]
 pub fn recvmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     let (source, port) = (F::address(ctx), address::port(ctx));
-    let frontend = udp_flows::frontend_of(ctx, source, port).or_else(|| connected_frontend(ctx, source, port));
+    let frontend =
+        udp_flows::frontend_of(ctx, source, port).or_else(|| connected_frontend(ctx, source, port));
     if let Some(frontend) = frontend {
         address::set::<F>(ctx, frontend.address, frontend.port);
     }

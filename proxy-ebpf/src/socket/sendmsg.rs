@@ -25,7 +25,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
             ALLOW
         }
         Decision::Forward(target) => {
-            if kept != Some(target.backend) {
+            if kept != target.backend {
                 udp_flows::remember(ctx, &flow(&request, &target));
             }
             address::set::<F>(ctx, target.address, target.port);

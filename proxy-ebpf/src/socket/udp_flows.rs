@@ -6,7 +6,9 @@
 
 use crate::maps::UDP_FLOWS;
 use aya_ebpf::programs::SockAddrContext;
-use proxy_common::{Address, FrontendKey, SocketFlow, UDP_FLOWS_PER_SOCKET, UdpFlows, decide::BackendRef};
+use proxy_common::{
+    Address, FrontendKey, SocketFlow, UDP_FLOWS_PER_SOCKET, UdpFlows, decide::BackendRef,
+};
 
 #[inline(always)]
 fn flows(ctx: &SockAddrContext) -> Option<&mut UdpFlows> {
@@ -17,15 +19,29 @@ fn flows(ctx: &SockAddrContext) -> Option<&mut UdpFlows> {
 
 /// The backend that the socket has for a frontend.
 #[inline(always)]
-pub fn kept(ctx: &SockAddrContext, frontend: &FrontendKey) -> Option<BackendRef> {
-    let flow = flows(ctx)?.flows.iter().find(|flow| flow.used != 0 && flow.frontend.same(frontend))?;
-    Some(BackendRef { id: flow.backend, generation: flow.generation })
+pub fn kept(ctx: &SockAddrContext, frontend: &FrontendKey) -> BackendRef {
+    let Some(flows) = flows(ctx) else {
+        return BackendRef::NONE;
+    };
+    for flow in &flows.flows {
+        if flow.used != 0 && flow.frontend.same(frontend) {
+            return BackendRef {
+                id: flow.backend,
+                generation: flow.generation,
+            };
+        }
+    }
+    BackendRef::NONE
 }
 
 /// The frontend that an answer from `address` and `port` belongs to.
 #[inline(always)]
 pub fn frontend_of(ctx: &SockAddrContext, address: Address, port: u16) -> Option<FrontendKey> {
-    flows(ctx)?.flows.iter().find(|flow| is_from(flow, address, port)).map(|flow| flow.frontend)
+    flows(ctx)?
+        .flows
+        .iter()
+        .find(|flow| is_from(flow, address, port))
+        .map(|flow| flow.frontend)
 }
 
 /// Remembers a translation in place of the frontend's earlier one, or of the oldest.
