@@ -15,7 +15,8 @@ use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::mpsc::{Sender, channel};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 
 /// Longest wait for one answer.
@@ -57,19 +58,10 @@ impl Kind {
 }
 
 /// A client with all rights. Objects are JSON, as in manifests.
-#[derive(Debug)]
 pub(crate) struct Api {
     runtime: Handle,
-    client: DebugFree<Client>,
-}
-
-/// What has no `Debug` of its own.
-struct DebugFree<T>(T);
-
-impl<T> std::fmt::Debug for DebugFree<T> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("…")
-    }
+    client: Client,
+    last_write: Mutex<Instant>,
 }
 
 impl Api {
@@ -82,8 +74,17 @@ impl Api {
         let (runtime, client) = started.recv().context("the client's thread ended")??;
         Ok(Self {
             runtime,
-            client: DebugFree(client),
+            client,
+            last_write: Mutex::new(Instant::now()),
         })
+    }
+
+    /// When the last write began.
+    pub(crate) fn last_write(&self) -> Instant {
+        *self
+            .last_write
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Creates an object; the answer is the object as the server completed it.
@@ -91,19 +92,10 @@ impl Api {
         let what = format!("create {kind:?} {}", object["metadata"]["name"]);
         let object: DynamicObject = serde_json::from_value(object.clone())?;
         let api = self.of(kind, namespace);
-        self.ask(what, async move {
+        self.write(what, async move {
             Ok(serde_json::to_value(
                 api.create(&PostParams::default(), &object).await?,
             )?)
-        })
-    }
-
-    /// The object as the server has it.
-    pub(crate) fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<Value> {
-        let api = self.of(kind, namespace);
-        let owned = name.to_owned();
-        self.ask(format!("get {kind:?} {name}"), async move {
-            Ok(serde_json::to_value(api.get(&owned).await?)?)
         })
     }
 
@@ -127,7 +119,7 @@ impl Api {
     ) -> Result<Value> {
         let api = self.of(kind, namespace);
         let (owned, patch) = (name.to_owned(), Patch::Merge(patch.clone()));
-        self.ask(format!("patch {kind:?} {name}"), async move {
+        self.write(format!("patch {kind:?} {name}"), async move {
             let answer = api.patch(&owned, &PatchParams::default(), &patch).await?;
             Ok(serde_json::to_value(answer)?)
         })
@@ -144,7 +136,7 @@ impl Api {
         let api = self.of(kind, namespace);
         let patch = Patch::Merge(serde_json::json!({ "status": status }));
         let owned = name.to_owned();
-        self.ask(format!("patch status of {kind:?} {name}"), async move {
+        self.write(format!("patch status of {kind:?} {name}"), async move {
             api.patch_status(&owned, &PatchParams::default(), &patch)
                 .await?;
             Ok(())
@@ -165,20 +157,32 @@ impl Api {
             grace_period_seconds: grace_s,
             ..DeleteParams::default()
         };
-        self.ask(format!("delete {kind:?} {name}"), async move {
+        self.write(format!("delete {kind:?} {name}"), async move {
             api.delete(&owned, &how).await?;
             Ok(())
         })
     }
 
     fn of(&self, kind: Kind, namespace: &str) -> kube::Api<DynamicObject> {
-        let client = self.client.0.clone();
+        let client = self.client.clone();
         let resource = kind.resource();
         if kind.in_namespaces() {
             kube::Api::namespaced_with(client, namespace, &resource)
         } else {
             kube::Api::all_with(client, &resource)
         }
+    }
+
+    fn write<T: Send + 'static>(
+        &self,
+        what: String,
+        request: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        *self
+            .last_write
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.ask(what, request)
     }
 
     /// Runs a request on the client's thread and waits for it.

@@ -96,8 +96,7 @@ impl ControlPlane {
                 "--leader-elect=false",
                 "--bind-address=127.0.0.1",
             ]);
-        self.spawn("kube-controller-manager", controllers)
-            .map(drop)
+        self.spawn("kube-controller-manager", controllers).map(drop)
     }
 
     /// Starts the API server on the etcd that runs.
@@ -111,7 +110,7 @@ impl ControlPlane {
             file("--tls-cert-file", "server.crt"),
             file("--tls-private-key-file", "server.key"),
             file("--token-auth-file", "tokens.csv"),
-            file("--service-account-key-file", "server.key"),
+            file("--service-account-key-file", "server.crt"),
             file("--service-account-signing-key-file", "server.key"),
             format!("--etcd-servers={ETCD}"),
             format!("--service-cluster-ip-range={SERVICE_CIDRS}"),
@@ -136,6 +135,12 @@ impl ControlPlane {
         server.kill().context("kill the API server")?;
         server.wait().context("wait for the API server")?;
         Ok(())
+    }
+
+    /// Whether the API server has ended by itself.
+    pub(crate) fn api_server_gave_up(&self) -> bool {
+        let ended = |server: &mut Child| matches!(server.try_wait(), Ok(Some(_)));
+        self.api_server().as_mut().is_some_and(ended)
     }
 
     /// Whether the API server was started and not killed.
