@@ -16,6 +16,7 @@ use crate::source::kube::KubeOptions;
 use crate::source::{self, Event};
 use crate::store::Store;
 use anyhow::{Context, Result, bail};
+use k8s_openapi::jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -67,6 +68,7 @@ pub async fn run(config: Config) -> Result<()> {
         freed: None,
         reported: BTreeMap::new(),
         local_addresses: Vec::new(),
+        started: Timestamp::now(),
         config,
     };
     let outcome = agent.run(events, addresses).await;
@@ -120,6 +122,7 @@ struct Agent {
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
     local_addresses: Vec<IpAddr>,
+    started: Timestamp,
 }
 
 /// Services that could not be published, and when to try them again.
@@ -213,6 +216,7 @@ impl Agent {
 
     /// Publishes what is marked, once the first complete lists are in.
     fn publish(&mut self) -> Result<()> {
+        self.health.set_node_leaving(self.store.is_leaving());
         if !self.store.complete() {
             return Ok(());
         }
@@ -248,12 +252,23 @@ impl Agent {
             failures.len(),
             self.publisher.sizes(),
         );
+        self.tell_programming_latency();
         self.retry
             .schedule(failures.into_iter().map(|(service, _)| service).collect());
         if self.retry.services.is_empty() {
             self.health.updated();
         }
         Ok(())
+    }
+
+    /// Changes from before the agent came would tell how long it was away
+    /// (pkg/proxy/endpointschangetracker.go, `trackerStartTime`).
+    fn tell_programming_latency(&mut self) {
+        for triggered_ms in self.store.take_triggers_ms() {
+            if triggered_ms >= self.started.as_millisecond() {
+                self.metrics.programmed(triggered_ms);
+            }
+        }
     }
 
     /// What this node shall do with a Service; new warnings are told.

@@ -211,7 +211,6 @@ fn maps_read_as_a_service_proxy_and_not_as_bytes() {
 }
 
 #[test]
-#[ignore = "semantics 32: /healthz does not look at the Node yet"]
 fn healthz_follows_the_node_and_livez_does_not() {
     // semantics 32
     story(two_nodes, |lab| {
@@ -249,7 +248,6 @@ fn healthz_follows_the_node_and_livez_does_not() {
 }
 
 #[test]
-#[ignore = "semantics 33: kubeproxy_network_programming_duration_seconds is missing"]
 fn metrics_keep_the_names_that_dashboards_know() {
     // semantics 33
     story(two_nodes, |lab| {

@@ -1,7 +1,8 @@
-//! `metadata`, of which we read four fields.
+//! `metadata`, of which we read a few fields.
 
 use crate::model::{Interner, ObjectName};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 
@@ -11,8 +12,10 @@ struct NarrowMeta {
     name: Option<String>,
     namespace: Option<String>,
     labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
     resource_version: Option<String>,
     creation_timestamp: Option<String>,
+    deletion_timestamp: Option<String>,
 }
 
 /// Reads `metadata` without what we never look at (managedFields are half of a
@@ -23,9 +26,14 @@ pub(super) fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         name: meta.name,
         namespace: meta.namespace,
         labels: meta.labels,
+        annotations: meta.annotations,
         resource_version: meta.resource_version,
         creation_timestamp: meta
             .creation_timestamp
+            .and_then(|text| text.parse().ok())
+            .map(Time),
+        deletion_timestamp: meta
+            .deletion_timestamp
             .and_then(|text| text.parse().ok())
             .map(Time),
         ..ObjectMeta::default()
@@ -66,6 +74,14 @@ pub(super) fn created_s(meta: &ObjectMeta) -> i64 {
     meta.creation_timestamp
         .as_ref()
         .map_or(i64::MAX, |time| time.0.as_second())
+}
+
+/// An annotation that is a time (RFC 3339), in milliseconds since the epoch.
+pub(super) fn annotated_ms(meta: &ObjectMeta, key: &str) -> Option<i64> {
+    let text = meta.annotations.as_ref()?.get(key)?;
+    text.parse()
+        .ok()
+        .map(|time: Timestamp| time.as_millisecond())
 }
 
 /// Makes a raw object one that the kube crate can list and watch, with the

@@ -6,6 +6,9 @@ use serde::Deserialize;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+/// Taint of a node that the cluster autoscaler is about to delete.
+const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
+
 /// What we keep of a Node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Node {
@@ -15,6 +18,9 @@ pub struct Node {
     pub zone: Option<Arc<str>>,
     /// `status.addresses` of type InternalIP.
     pub internal_ips: Box<[IpAddr]>,
+    /// Whether load balancers should stop sending new traffic to it: it is
+    /// being deleted, or the autoscaler has marked it for that (KEP-3836).
+    pub leaving: bool,
 }
 
 /// What we read of a Node.
@@ -23,7 +29,18 @@ pub struct RawNode {
     /// `metadata`.
     #[serde(deserialize_with = "meta::narrow")]
     pub metadata: ObjectMeta,
+    spec: Option<RawSpec>,
     status: Option<RawStatus>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RawSpec {
+    taints: Option<Vec<RawTaint>>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RawTaint {
+    key: Option<String>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -70,6 +87,14 @@ impl RawNode {
                 .filter(|it| it.kind.as_deref() == Some("InternalIP"))
                 .filter_map(|it| it.address.as_ref()?.parse().ok())
                 .collect(),
+            leaving: self.metadata.deletion_timestamp.is_some() || self.is_marked_for_deletion(),
         }
+    }
+
+    fn is_marked_for_deletion(&self) -> bool {
+        let taints = self.spec.iter().filter_map(|spec| spec.taints.as_ref());
+        taints
+            .flatten()
+            .any(|taint| taint.key.as_deref() == Some(TO_BE_DELETED))
     }
 }

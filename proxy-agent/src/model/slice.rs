@@ -10,6 +10,10 @@ use std::sync::Arc;
 /// Label that names a slice's Service (discovery/v1, `LabelServiceName`).
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
+/// Annotation with the time of the change behind a slice's state (core/v1,
+/// `EndpointsLastChangeTriggerTime`).
+const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
 /// What we keep of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EndpointSlice {
@@ -24,6 +28,9 @@ pub struct EndpointSlice {
     pub ports: Box<[SlicePort]>,
     /// Endpoints that have an address.
     pub endpoints: Box<[Endpoint]>,
+    /// Milliseconds since the epoch of the change of a Pod or Service that led
+    /// to this state, as the EndpointSlice controller notes it.
+    pub triggered_ms: Option<i64>,
 }
 
 /// A port of a slice.
@@ -157,6 +164,7 @@ impl RawEndpointSlice {
                 family,
                 ports,
                 endpoints,
+                triggered_ms: meta::annotated_ms(&self.metadata, TRIGGER_TIME),
             }),
             warnings,
         )

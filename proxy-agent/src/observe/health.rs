@@ -18,6 +18,7 @@ struct State {
     pending_since: Option<Instant>,
     last_updated: Timestamp,
     synced: bool,
+    node_leaving: bool,
 }
 
 impl Default for Health {
@@ -28,6 +29,7 @@ impl Default for Health {
                 pending_since: None,
                 last_updated: Timestamp::now(),
                 synced: false,
+                node_leaving: false,
             }),
         }
     }
@@ -39,6 +41,8 @@ impl Default for Health {
 pub(super) struct Report {
     #[serde(skip)]
     pub(super) healthy: bool,
+    /// Whether load balancers may send new traffic to this node.
+    pub(super) node_eligible: bool,
     last_updated: String,
     current_time: String,
 }
@@ -60,6 +64,11 @@ impl Health {
         });
     }
 
+    /// Our Node is about to go, or is not.
+    pub fn set_node_leaving(&self, leaving: bool) {
+        self.locked(|state| state.node_leaving = leaving);
+    }
+
     /// Whether the first complete lists are in the kernel.
     pub fn synced(&self) -> bool {
         self.locked(|state| state.synced)
@@ -70,6 +79,7 @@ impl Health {
             healthy: state
                 .pending_since
                 .is_none_or(|since| since.elapsed() <= 2 * SYNC_PERIOD),
+            node_eligible: !state.node_leaving,
             last_updated: state.last_updated.to_string(),
             current_time: Timestamp::now().to_string(),
         })

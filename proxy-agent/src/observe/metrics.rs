@@ -46,6 +46,7 @@ pub struct Metrics {
     last_sync: Seconds,
     last_queued: Seconds,
     event_to_kernel: Histogram,
+    network_programming: Histogram,
     failures: Counter,
     warnings: Family<Reason, Counter>,
     drops: Family<Reason, Gauge>,
@@ -64,6 +65,7 @@ impl Metrics {
             sync_duration: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
             last_sync: Gauge::default(),
             last_queued: Gauge::default(),
+            network_programming: Histogram::new(exponential_buckets(0.001, 2.0, 20)),
             event_to_kernel: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
             failures: Counter::default(),
             warnings: Family::default(),
@@ -94,6 +96,11 @@ impl Metrics {
             "kubeproxy_sync_proxy_rules_duration_seconds",
             "Time of one publish to the kernel",
             self.sync_duration.clone(),
+        );
+        registry.register(
+            "kubeproxy_network_programming_duration_seconds",
+            "From the change of a Pod or Service to the kernel's use of its EndpointSlice",
+            self.network_programming.clone(),
         );
         registry.register(
             "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
@@ -195,6 +202,14 @@ impl Metrics {
                 .set(entries as i64);
         }
         self.contested.set(sizes.contested_frontends as i64);
+    }
+
+    /// A slice is in the kernel whose change began at this time (milliseconds
+    /// since the epoch, by the clock of the controller that wrote it).
+    pub fn programmed(&self, triggered_ms: i64) {
+        let triggered_s = triggered_ms as f64 / 1000.0;
+        self.network_programming
+            .observe((now_s() - triggered_s).max(0.0));
     }
 
     /// Something in an object is not used.

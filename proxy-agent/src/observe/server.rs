@@ -1,5 +1,6 @@
 //! The HTTP endpoints.
 
+use super::health::Report;
 use super::{Health, Metrics};
 use anyhow::{Context, Result};
 use axum::http::{StatusCode, header};
@@ -18,14 +19,14 @@ pub async fn serve_health(
     let healthz = {
         let (health, metrics) = (health.clone(), metrics.clone());
         move || async move {
-            let response = report(&health);
+            let response = answer(&health, |report| report.healthy && report.node_eligible);
             metrics.proxy_healthz(response.status().as_u16());
             response
         }
     };
     let ready = health.clone();
     let livez = move || async move {
-        let response = report(&health);
+        let response = answer(&health, |report| report.healthy);
         metrics.proxy_livez(response.status().as_u16());
         response
     };
@@ -68,19 +69,15 @@ pub async fn serve_metrics(address: SocketAddr, metrics: Arc<Metrics>) -> Result
     .await
 }
 
-fn report(health: &Health) -> Response {
+fn answer(health: &Health, good: impl FnOnce(&Report) -> bool) -> Response {
     let report = health.report();
-    let status = if report.healthy {
+    let status = if good(&report) {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    (
-        status,
-        [(header::X_CONTENT_TYPE_OPTIONS, "nosniff")],
-        Json(report),
-    )
-        .into_response()
+    let headers = [(header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    (status, headers, Json(report)).into_response()
 }
 
 async fn serve(address: SocketAddr, router: Router, flag: &str) -> Result<()> {

@@ -27,6 +27,8 @@ use std::sync::Arc;
 pub struct Store {
     node: NodeView,
     internal_ips: Box<[IpAddr]>,
+    leaving: bool,
+    triggers_ms: Vec<i64>,
     services: HashMap<ObjectName, Service>,
     slices: Slices,
     /// ClusterIPs of all Services, also of those that are not ours: an endpoint
@@ -45,6 +47,8 @@ impl Store {
                 zone: None,
             },
             internal_ips: Box::default(),
+            leaving: false,
+            triggers_ms: Vec::new(),
             services: HashMap::new(),
             slices: Slices::default(),
             cluster_ips: AddressCounts::default(),
@@ -95,6 +99,16 @@ impl Store {
         &self.node
     }
 
+    /// Whether our Node is about to go; what was last known of it if it is gone.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving
+    }
+
+    /// [`EndpointSlice::triggered_ms`] of the slices that changed since the last call.
+    pub fn take_triggers_ms(&mut self) -> Vec<i64> {
+        std::mem::take(&mut self.triggers_ms)
+    }
+
     /// InternalIPs of our Node, the last ones known.
     pub fn internal_ips(&self) -> &[IpAddr] {
         &self.internal_ips
@@ -122,6 +136,7 @@ impl Store {
         if self.slices.get(&slice.name) == Some(&slice) {
             return;
         }
+        self.triggers_ms.extend(slice.triggered_ms);
         let old = self.slices.remove(&slice.name);
         self.mark(old.and_then(|old| old.service));
         self.mark(slice.service.clone());
@@ -132,6 +147,7 @@ impl Store {
         if *node.name.name == *self.node.name {
             self.set_zone(node.zone);
             self.internal_ips = node.internal_ips;
+            self.leaving = node.leaving;
         }
     }
 

@@ -58,6 +58,7 @@ fn slice(slice: &str, service: Option<&str>, addresses: &[&str], zone: Option<&s
         hints: hints(),
     };
     Object::Slice(EndpointSlice {
+        triggered_ms: None,
         name: name(slice),
         service: service.map(name),
         family: Family::V4,
@@ -76,6 +77,7 @@ fn node(name: &str, zone: Option<&str>) -> Object {
         name: ObjectName::new("", name),
         zone: zone.map(Arc::from),
         internal_ips: Box::default(),
+        leaving: false,
     })
 }
 

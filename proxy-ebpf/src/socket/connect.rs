@@ -9,18 +9,22 @@ use crate::maps::{self, SOCKET_FLOWS, SocketMaps};
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
 use proxy_common::{
     SocketFlow,
-    decide::{BackendRef, Decision, Request, decide},
+    decide::{BackendRef, Decision, decide},
 };
 
 /// Translates the destination of a connect().
 #[inline(always)]
 pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(request) = request::<F>(ctx) else {
+        // While only the host is served, the host must still be found out.
+        answer_probe(ctx);
         return ALLOW;
     };
     match decide(&SocketMaps::new(ctx), &request, BackendRef::NONE) {
         Decision::NotOurs => {
-            answer_probe(ctx, &request);
+            if request.destination.is_loopback() {
+                answer_probe(ctx);
+            }
             forget(ctx);
             ALLOW
         }
@@ -64,10 +68,7 @@ fn forget(ctx: &SockAddrContext) {
 /// Tells the agent which network namespace its probe socket is in, and with it
 /// that the programs run for it.
 #[inline(always)]
-fn answer_probe(ctx: &SockAddrContext, request: &Request) {
-    if !request.destination.is_loopback() {
-        return;
-    }
+fn answer_probe(ctx: &SockAddrContext) {
     let Some(settings) = maps::settings() else {
         return;
     };

@@ -103,6 +103,7 @@ pub(super) fn slice(
     endpoints: Vec<Endpoint>,
 ) -> EndpointSlice {
     EndpointSlice {
+        triggered_ms: None,
         name: ObjectName::new("shop", name),
         service: Some(ObjectName::new("shop", "web")),
         family: endpoints
