@@ -4,18 +4,22 @@
 //! namespace: every request runs there.
 
 use anyhow::{Context, Result};
+use futures::StreamExt;
+use kube::Client;
 use kube::api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Client, Config};
+use kube::runtime::WatchStreamExt;
+use kube::runtime::watcher::{Config, Event, watcher};
 use lab::Peer;
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 
@@ -62,29 +66,49 @@ pub(crate) struct Api {
     runtime: Handle,
     client: Client,
     last_write: Mutex<Instant>,
+    last_slice: Arc<Mutex<Instant>>,
 }
 
 impl Api {
     /// A client on `host` with the credentials of this kubeconfig.
     pub(crate) fn new(host: &Peer, kubeconfig: &Path) -> Result<Self> {
+        Self::with(host, Kubeconfig::read_from(kubeconfig)?)
+    }
+
+    /// The same, of another API server than the kubeconfig's.
+    pub(crate) fn of_server(host: &Peer, kubeconfig: &Path, server: &str) -> Result<Self> {
+        let mut kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+        for cluster in &mut kubeconfig.clusters {
+            if let Some(cluster) = &mut cluster.cluster {
+                cluster.server = Some(server.to_owned());
+            }
+        }
+        Self::with(host, kubeconfig)
+    }
+
+    fn with(host: &Peer, kubeconfig: Kubeconfig) -> Result<Self> {
         let netns = host.netns().as_fd().try_clone_to_owned()?;
-        let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
         let (sender, started) = channel();
-        std::thread::spawn(move || serve(&netns, kubeconfig, &sender));
+        let last_slice = Arc::new(Mutex::new(Instant::now()));
+        let slices = last_slice.clone();
+        std::thread::spawn(move || serve(&netns, kubeconfig, &sender, &slices));
         let (runtime, client) = started.recv().context("the client's thread ended")??;
         Ok(Self {
             runtime,
             client,
             last_write: Mutex::new(Instant::now()),
+            last_slice,
         })
     }
 
     /// When the last write began.
     pub(crate) fn last_write(&self) -> Instant {
-        *self
-            .last_write
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.last_write)
+    }
+
+    /// When the last change of a slice, by whomever, was seen.
+    pub(crate) fn last_slice(&self) -> Instant {
+        *lock(&self.last_slice)
     }
 
     /// Creates an object; the answer is the object as the server completed it.
@@ -99,7 +123,7 @@ impl Api {
         })
     }
 
-    /// All objects of a kind in a namespace.
+    /// All objects of a kind, in a namespace or (empty) in all of them.
     pub(crate) fn list(&self, kind: Kind, namespace: &str) -> Result<Vec<Value>> {
         let api = self.of(kind, namespace);
         self.ask(format!("list {kind:?}"), async move {
@@ -166,7 +190,7 @@ impl Api {
     fn of(&self, kind: Kind, namespace: &str) -> kube::Api<DynamicObject> {
         let client = self.client.clone();
         let resource = kind.resource();
-        if kind.in_namespaces() {
+        if kind.in_namespaces() && !namespace.is_empty() {
             kube::Api::namespaced_with(client, namespace, &resource)
         } else {
             kube::Api::all_with(client, &resource)
@@ -178,10 +202,7 @@ impl Api {
         what: String,
         request: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        *self
-            .last_write
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *lock(&self.last_write) = Instant::now();
         self.ask(what, request)
     }
 
@@ -206,15 +227,26 @@ impl Api {
 type Started = Result<(Handle, Client)>;
 
 /// What the client's thread does, for ever.
-fn serve(netns: &OwnedFd, kubeconfig: Kubeconfig, started: &Sender<Started>) {
+fn serve(
+    netns: &OwnedFd,
+    kubeconfig: Kubeconfig,
+    started: &Sender<Started>,
+    last_slice: &Mutex<Instant>,
+) {
     let prepared = setns(netns, CloneFlags::CLONE_NEWNET)
         .context("enter the namespace")
         .and_then(|()| Ok(Builder::new_current_thread().enable_all().build()?));
     match prepared {
         Ok(runtime) => runtime.block_on(async {
-            let client = connect(kubeconfig).await;
-            let _ = started.send(client.map(|client| (Handle::current(), client)));
-            std::future::pending::<()>().await;
+            let client = match connect(kubeconfig).await {
+                Ok(client) => client,
+                Err(error) => {
+                    let _ = started.send(Err(error));
+                    return;
+                }
+            };
+            let _ = started.send(Ok((Handle::current(), client.clone())));
+            follow_slices(client, last_slice).await;
         }),
         Err(error) => {
             let _ = started.send(Err(error));
@@ -224,8 +256,23 @@ fn serve(netns: &OwnedFd, kubeconfig: Kubeconfig, started: &Sender<Started>) {
 
 async fn connect(kubeconfig: Kubeconfig) -> Result<Client> {
     let mut config =
-        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.connect_timeout = Some(Duration::from_secs(2));
     config.read_timeout = Some(PATIENCE);
     Ok(Client::try_from(config)?)
+}
+
+/// Notes when slices change. It never ends: a watch that fails begins anew.
+async fn follow_slices(client: Client, last_slice: &Mutex<Instant>) {
+    let api: kube::Api<DynamicObject> = kube::Api::all_with(client, &Kind::Slice.resource());
+    let mut watch = pin!(watcher(api, Config::default()).default_backoff());
+    while let Some(event) = watch.next().await {
+        if matches!(event, Ok(Event::Apply(_) | Event::Delete(_))) {
+            *lock(last_slice) = Instant::now();
+        }
+    }
+}
+
+fn lock(time: &Mutex<Instant>) -> MutexGuard<'_, Instant> {
+    time.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -7,6 +7,8 @@
 use anyhow::{Context, Result, ensure};
 use lab::{Lab, Peer, SERVICE_CIDRS, tail};
 use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -20,6 +22,8 @@ use std::time::Duration;
 pub(crate) const API_SERVER: &str = "https://192.0.2.21:6443";
 /// The same server by its other address.
 pub(crate) const API_SERVER_V6: &str = "https://[2001:db8:2::21]:6443";
+/// Where a second one answers, if a story starts it.
+pub(crate) const SECOND_API_SERVER: &str = "https://192.0.2.21:6444";
 /// Nobody has this address of the LAN.
 pub(crate) const NO_API_SERVER: &str = "https://192.0.2.29:6443";
 
@@ -103,6 +107,17 @@ impl ControlPlane {
     pub(crate) fn start_api_server(&self) -> Result<()> {
         let mut running = self.api_server();
         ensure!(running.is_none(), "the API server runs already");
+        *running = Some(self.launch_api_server("kube-apiserver", 6443)?);
+        Ok(())
+    }
+
+    /// Starts one more API server, on [`SECOND_API_SERVER`].
+    pub(crate) fn start_second_api_server(&self) -> Result<Second> {
+        self.launch_api_server("second-kube-apiserver", 6444)
+            .map(Second)
+    }
+
+    fn launch_api_server(&self, log: &str, port: u16) -> Result<Child> {
         let mut server = self.program("kube-apiserver");
         let file = |flag: &str, name: &str| format!("{flag}={}", self.dir.join(name).display());
         server.args([
@@ -115,6 +130,7 @@ impl ControlPlane {
             format!("--etcd-servers={ETCD}"),
             format!("--service-cluster-ip-range={SERVICE_CIDRS}"),
             format!("--advertise-address={}", self.host.v4()),
+            format!("--secure-port={port}"),
         ]);
         server.args([
             "--bind-address=::",
@@ -125,8 +141,24 @@ impl ControlPlane {
             // Stories write the endpoints of default/kubernetes by hand.
             "--endpoint-reconciler-type=none",
         ]);
-        *running = Some(self.spawn("kube-apiserver", server)?);
-        Ok(())
+        self.spawn(log, server)
+    }
+
+    /// SIGSTOP: the API server keeps its connections and says nothing on them.
+    pub(crate) fn pause_api_server(&self) -> Result<()> {
+        self.signal_api_server(Signal::SIGSTOP)
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume_api_server(&self) -> Result<()> {
+        self.signal_api_server(Signal::SIGCONT)
+    }
+
+    fn signal_api_server(&self, signal: Signal) -> Result<()> {
+        let server = self.api_server();
+        let id = server.as_ref().context("no API server runs")?.id();
+        kill(Pid::from_raw(id.try_into()?), signal)
+            .with_context(|| format!("{signal} to the API server"))
     }
 
     /// SIGKILL to the API server.
@@ -192,12 +224,17 @@ impl ControlPlane {
 
     /// The last lines of each program's log.
     pub(crate) fn logs(&self) -> String {
-        ["etcd", "kube-apiserver", "kube-controller-manager"]
-            .map(|name| {
-                let log = tail(&self.log(name), 15);
-                format!("--- log of {name} ends ---\n{log}\n")
-            })
-            .concat()
+        [
+            "etcd",
+            "kube-apiserver",
+            "second-kube-apiserver",
+            "kube-controller-manager",
+        ]
+        .map(|name| {
+            let log = tail(&self.log(name), 15);
+            format!("--- log of {name} ends ---\n{log}\n")
+        })
+        .concat()
     }
 
     fn log(&self, name: &str) -> PathBuf {
@@ -261,6 +298,18 @@ impl ControlPlane {
         }
         fs::write(self.dir.join("tokens.csv"), tokens)?;
         Ok(())
+    }
+}
+
+/// The second API server; it ends with this.
+#[derive(Debug)]
+pub(crate) struct Second(Child);
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        // It is a child of ours and not waited for yet, so the id is still its own.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 

@@ -1,10 +1,13 @@
 //! API servers and agents that go and come back (semantics 34 and 35).
 
-use crate::control_plane::{API_SERVER_V6, NO_API_SERVER};
+use crate::api::{Api, Kind};
+use crate::control_plane::{API_SERVER, API_SERVER_V6, NO_API_SERVER, SECOND_API_SERVER};
 use crate::space::{Space, bare, by_hand};
-use crate::world::{RECONNECT, World, story};
+use crate::world::{RECONNECT, World, story, tell};
 use anyhow::{Result, ensure};
+use lab::manifests::Manifest;
 use lab::{Peer, Transport};
+use serde_json::json;
 
 /// A Service with this endpoint, which the client reaches; its address.
 fn reached(world: &World, space: &Space<'_>, name: &str, backend: &Peer) -> Result<String> {
@@ -164,6 +167,38 @@ fn of_several_api_servers_one_that_answers_is_used() {
         })?;
         space.replace(&by_hand("web").ready_endpoints([&world.b3]))?;
         world.soon_only("a change seen through the second", &to, &["b3"])?;
+        // The next story's agent reads the kubeconfig's server again.
+        n1.terminate_agent()
+    });
+}
+
+#[test]
+fn an_api_server_that_hangs_is_left_for_another() {
+    // K70: its connections stay open, but nothing comes any more.
+    story("hangs", |world, space| {
+        let to = reached(world, space, "web", &world.b1)?;
+        let _second = world.plane.start_second_api_server()?;
+        let admin = world.plane.kubeconfig("admin");
+        let api = Api::of_server(world.plane.host(), &admin, SECOND_API_SERVER)?;
+        let n1 = world.node("n1");
+        n1.kill_agent()?;
+        world.agent_reads("n1", &[API_SERVER, SECOND_API_SERVER])?;
+        n1.start_agent()?;
+        space.replace(&by_hand("web").ready_endpoints([&world.b2]))?;
+        world.within(RECONNECT, "through the first server", || {
+            world.only(&to, &["b2"])
+        })?;
+        let endpoints = by_hand("web").ready_endpoints([&world.b3]).to_json();
+        let patch = json!({ "endpoints": endpoints["endpoints"] });
+        world.within(RECONNECT, "the second server is there", || {
+            api.list(Kind::Slice, space.name())
+        })?;
+        world.plane.pause_api_server()?;
+        api.patch(Kind::Slice, space.name(), "web", &patch)?;
+        let begun = api.last_write();
+        lab::eventually(RECONNECT, || world.only(&to, &["b3"]))?;
+        tell("through the second server", begun);
+        world.plane.resume_api_server()?;
         // The next story's agent reads the kubeconfig's server again.
         n1.terminate_agent()
     });

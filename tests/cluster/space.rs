@@ -1,15 +1,11 @@
 //! An API namespace of one story, with its Services and Pods.
 
 use crate::api::Kind;
-use crate::world::World;
+use crate::world::{CONTROLLERS, World};
 use anyhow::{Context, Result, ensure};
 use lab::manifests::{Manifest, Service, service};
 use lab::{BACKEND_PORT, Peer};
 use serde_json::{Value, json};
-use std::time::Duration;
-
-/// How long the controllers may take to see something, whatever else they do.
-const CONTROLLERS: Duration = Duration::from_secs(20);
 
 /// An API namespace.
 pub(crate) struct Space<'w> {

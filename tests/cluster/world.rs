@@ -10,7 +10,8 @@ use lab::{
     BACKEND_PORT, Dial, IN_FORCE, Lab, Outcome, Peer, SERVICE_CIDRS, SharedLab, Transport,
     eventually,
 };
-use serde_json::json;
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -18,6 +19,9 @@ use std::time::{Duration, Instant};
 
 /// How long the API server may take to start, or to start again.
 const START: Duration = Duration::from_secs(60);
+
+/// How long the controllers may take, whatever else the machine does.
+pub(crate) const CONTROLLERS: Duration = Duration::from_secs(20);
 
 /// How long an agent may take to find the API server again (K70).
 pub(crate) const RECONNECT: Duration = Duration::from_secs(30);
@@ -72,7 +76,7 @@ impl World {
         world
             .furnish()
             .map_err(|error| anyhow!("{error:#}\n{}{}", world.plane.logs(), world.lab.logs()))?;
-        tell(format_args!("control plane and agents",), begun);
+        tell("control plane and agents", begun);
         Ok(world)
     }
 
@@ -108,6 +112,7 @@ impl World {
         if !self.plane.has_api_server() {
             self.start_api_server()?;
         }
+        self.plane.resume_api_server()?;
         let nodes = self.api.list(Kind::Node, "")?;
         for node in self.lab.nodes() {
             if !nodes.iter().any(|it| it["metadata"]["name"] == node.name()) {
@@ -201,10 +206,41 @@ impl World {
         self.dial(&self.client, Transport::Tcp, to)
     }
 
-    /// Within two seconds it is so. Prints how long it took since the last
-    /// write to the API.
-    pub(crate) fn soon<T>(&self, what: &str, condition: impl FnMut() -> Result<T>) -> Result<T> {
-        self.within(IN_FORCE, what, condition)
+    /// Within two seconds of the last write, and of the last change that the
+    /// controllers made of it, it is so. Prints how long it took since the write.
+    ///
+    /// The endpoint controller waits for a second or more when it finds its own
+    /// cache out of date. That is no time of ours.
+    pub(crate) fn soon<T>(
+        &self,
+        what: &str,
+        mut condition: impl FnMut() -> Result<T>,
+    ) -> Result<T> {
+        let begun = Instant::now();
+        self.within(CONTROLLERS, what, || {
+            let last = begun.max(self.api.last_slice());
+            let error = match condition() {
+                Ok(value) => return Ok(Ok(value)),
+                Err(error) => error,
+            };
+            if last.elapsed() > IN_FORCE && self.controllers_are_done()? {
+                return Ok(Err(error.context("still not so after 2 s")));
+            }
+            Err(error)
+        })?
+        .with_context(|| what.to_owned())
+    }
+
+    /// Whether the slices say what Services and Pods ask for.
+    fn controllers_are_done(&self) -> Result<bool> {
+        let [services, pods, slices] = [
+            self.api.list(Kind::Service, "")?,
+            self.api.list(Kind::Pod, "")?,
+            self.api.list(Kind::Slice, "")?,
+        ];
+        Ok(services
+            .iter()
+            .all(|service| as_asked(service, &pods, &slices)))
     }
 
     /// The same with another deadline.
@@ -216,7 +252,7 @@ impl World {
     ) -> Result<T> {
         let written = self.api.last_write();
         let value = eventually(deadline, condition).with_context(|| what.to_owned())?;
-        tell(format_args!("{what}"), written);
+        tell(what, written);
         Ok(value)
     }
 
@@ -245,8 +281,55 @@ pub(crate) fn brief(transport: Transport, to: &str) -> Result<Dial> {
     Ok(dial)
 }
 
+/// Whether the slices of one Service have its Pods, as they are.
+fn as_asked(service: &Value, pods: &[Value], slices: &[Value]) -> bool {
+    let app = &service["spec"]["selector"]["app"];
+    let namespace = &service["metadata"]["namespace"];
+    if app.is_null() {
+        return true;
+    }
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let mut asked = BTreeSet::new();
+    for pod in pods {
+        let meta = &pod["metadata"];
+        if meta["namespace"] != *namespace || meta["labels"]["app"] != *app {
+            continue;
+        }
+        let ready = list(&pod["status"]["conditions"])
+            .iter()
+            .any(|it| it["type"] == "Ready" && it["status"] == "True");
+        let terminating = !meta["deletionTimestamp"].is_null();
+        for ip in list(&pod["status"]["podIPs"]) {
+            let ip = ip["ip"].as_str().unwrap_or_default().to_owned();
+            let v6 = ip.contains(':');
+            let family = if v6 { "IPv6" } else { "IPv4" };
+            if list(&service["spec"]["ipFamilies"]).contains(&family.into()) {
+                asked.insert((ip, ready, terminating));
+            }
+        }
+    }
+    let mut there = BTreeSet::new();
+    for slice in slices {
+        let meta = &slice["metadata"];
+        let owner = &meta["labels"]["kubernetes.io/service-name"];
+        if meta["namespace"] != *namespace || *owner != service["metadata"]["name"] {
+            continue;
+        }
+        for endpoint in list(&slice["endpoints"]) {
+            let ip = endpoint["addresses"][0].as_str().unwrap_or_default();
+            let conditions = &endpoint["conditions"];
+            let (serving, terminating) = (
+                conditions["serving"] == true,
+                conditions["terminating"] == true,
+            );
+            there.insert((ip.to_owned(), serving, terminating));
+        }
+    }
+    asked == there
+}
+
 /// Prints what a reader wants to see of a story that goes well, too.
-fn tell(what: std::fmt::Arguments<'_>, since: Instant) {
+pub(crate) fn tell(what: &str, since: Instant) {
     // Not eprintln!, which the test harness swallows.
     let _ = writeln!(
         std::io::stderr(),
