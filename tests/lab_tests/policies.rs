@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use lab::{Cast, Dial, SharedLab, Transport, manifests};
+use serde_json::json;
 use std::time::Duration;
 
 static CAST: SharedLab<Cast> = SharedLab::new(Cast::new);
@@ -145,6 +146,10 @@ fn terminating_endpoints_serve_only_when_none_is_ready() {
                 .endpoint(&cast.b2)
                 .not_ready(),
         )?;
+        refuses()?;
+        // It serves, but does not terminate: neither ready nor a fallback.
+        let serving = json!({ "ready": false, "serving": true, "terminating": false });
+        cast.apply(&slice().endpoint(&cast.b1).set("conditions", serving))?;
         refuses()?;
         cast.apply(
             &slice()
