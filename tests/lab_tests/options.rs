@@ -142,6 +142,11 @@ fn without_service_cidrs_unassigned_addresses_are_left_alone() {
             .listen(Transport::Tcp, Ipv4Addr::UNSPECIFIED.into(), 80)?;
         let (_backend, client) = start(lab, &web())?;
         client.tcp("10.96.8.1:80")?.answered_by("b1")?;
-        client.tcp("10.96.8.99:80")?.answered_by("switch")
+        client.tcp("10.96.8.99:80")?.answered_by("switch")?;
+        // The ClusterIP itself is ours with all of its ports.
+        lab.switch().ip("addr add 10.96.8.1/32 dev br0")?;
+        lab.switch()
+            .listen(Transport::Tcp, Ipv4Addr::UNSPECIFIED.into(), 81)?;
+        client.tcp("10.96.8.1:81")?.refused()
     });
 }
