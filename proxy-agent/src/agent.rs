@@ -12,6 +12,7 @@ use crate::observe::{Health, Metrics, serve_health, serve_metrics};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Change, KernelError, Publisher, Retired};
 use crate::resolve;
+use crate::sockets;
 use crate::source::kube::KubeOptions;
 use crate::source::{self, Event};
 use crate::store::Store;
@@ -35,7 +36,7 @@ const EVENTS_PER_PUBLISH: usize = 65_536;
 const RETRY_MIN: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
-type Freed = JoinHandle<(Retired, Result<(), KernelError>)>;
+type Freed = (Retired, Result<(), KernelError>);
 
 /// Runs until SIGTERM or SIGINT. The data path stays in place afterwards.
 pub async fn run(config: Config) -> Result<()> {
@@ -66,6 +67,8 @@ pub async fn run(config: Config) -> Result<()> {
         waiting_since: None,
         retry: Retry::default(),
         freed: None,
+        sweep: None,
+        sweep_due: false,
         reported: BTreeMap::new(),
         local_addresses: Vec::new(),
         started: Timestamp::now(),
@@ -118,7 +121,10 @@ struct Agent {
     waiting_since: Option<Instant>,
     retry: Retry,
     /// The wait for readers that is under way.
-    freed: Option<Freed>,
+    freed: Option<JoinHandle<Freed>>,
+    /// The look at connected UDP sockets that is under way, and whether another is due.
+    sweep: Option<JoinHandle<Result<sockets::Outcome>>>,
+    sweep_due: bool,
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
     local_addresses: Vec<IpAddr>,
@@ -181,9 +187,11 @@ impl Agent {
                 }
                 () = wait_until(retry_at) => {}
                 freed = finished(&mut self.freed) => self.free(freed)?,
+                outcome = finished(&mut self.sweep) => self.tell_sweep(outcome),
             }
             self.publish()?;
             self.start_freeing();
+            self.start_sweep();
         }
         tracing::info!("stopping; connections go on being translated");
         Ok(())
@@ -243,6 +251,8 @@ impl Agent {
                 .context("removing what no Service asks for")?;
             self.publish_node_addresses()?;
             self.pruned = true;
+            // Backends may have gone while no agent was there.
+            self.sweep_due = true;
             tracing::info!(services, took = ?started.elapsed(), "first complete publish");
         }
         tracing::debug!(services, took = ?started.elapsed(), "published");
@@ -322,12 +332,39 @@ impl Agent {
         }
     }
 
-    fn free(&mut self, (retired, waited): (Retired, Result<(), KernelError>)) -> Result<()> {
-        self.freed = None;
+    fn free(&mut self, (retired, waited): Freed) -> Result<()> {
         waited.context("waiting for readers of replaced tables")?;
+        // Only now has the last program that could connect a socket to them ended.
+        self.sweep_due |= retired.concerns_udp_sockets();
         self.publisher
             .free(retired)
             .context("freeing what no program reads any more")
+    }
+
+    fn start_sweep(&mut self) {
+        if self.sweep_due && self.sweep.is_none() {
+            self.sweep_due = false;
+            let pin_dir = self.config.attach.pin_dir.clone();
+            self.sweep = Some(tokio::task::spawn_blocking(move || {
+                sockets::destroy_stale(&pin_dir)
+            }));
+        }
+    }
+
+    fn tell_sweep(&self, outcome: Result<sockets::Outcome>) {
+        match outcome {
+            Ok(outcome) => {
+                self.metrics.swept(outcome);
+                if outcome != sockets::Outcome::default() {
+                    tracing::info!(
+                        destroyed = outcome.destroyed,
+                        left = outcome.left,
+                        "connected UDP sockets whose backend is gone"
+                    );
+                }
+            }
+            Err(error) => tracing::error!("looking for UDP sockets of gone backends: {error:#}"),
+        }
     }
 }
 
@@ -338,12 +375,12 @@ async fn wait_until(at: Option<tokio::time::Instant>) {
     }
 }
 
-async fn finished(freed: &mut Option<Freed>) -> (Retired, Result<(), KernelError>) {
-    match freed {
-        Some(task) => match task.await {
-            Ok(outcome) => outcome,
-            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-        },
-        None => std::future::pending().await,
-    }
+/// The result of a task, once there is one.
+async fn finished<T>(task: &mut Option<JoinHandle<T>>) -> T {
+    let Some(running) = task else {
+        return std::future::pending().await;
+    };
+    let outcome = running.await;
+    *task = None;
+    outcome.unwrap_or_else(|panicked| std::panic::resume_unwind(panicked.into_panic()))
 }

@@ -13,6 +13,7 @@ pub mod model;
 pub mod observe;
 pub mod publish;
 pub mod resolve;
+pub mod sockets;
 pub mod source;
 pub mod store;
 pub mod sys;

@@ -25,6 +25,7 @@ mod service;
 mod settings;
 mod socket_flow;
 mod table;
+mod udp_socket;
 
 pub use address::{Address, mapped_prefix_length};
 pub use affinity::{Affinity, AffinityKey};
@@ -35,3 +36,4 @@ pub use service::{ServiceId, ServiceRecord};
 pub use settings::Settings;
 pub use socket_flow::{SocketFlow, UDP_FLOWS_PER_SOCKET, UdpFlows};
 pub use table::{IDS_PER_LINE, TableLine, TableRef};
+pub use udp_socket::UdpSocket;

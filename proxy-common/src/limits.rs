@@ -22,6 +22,10 @@ pub const AFFINITY_MAX: u32 = 65_536;
 /// Default number of `vips` (about 6 MiB).
 pub const ADDRESSES_MAX: u32 = 65_536;
 
+/// Connected UDP sockets that are watched (about 6 MiB). One more is translated
+/// too, but does not notice when its backend goes.
+pub const UDP_SOCKETS_MAX: u32 = 65_536;
+
 /// Addresses of this node that serve NodePorts.
 pub const NODE_ADDRESSES_MAX: u32 = 4_096;
 

@@ -8,7 +8,10 @@
 mod maps;
 mod socket;
 
-use aya_ebpf::{macros::cgroup_sock_addr, programs::SockAddrContext};
+use aya_ebpf::{
+    macros::{cgroup_sock, cgroup_sock_addr},
+    programs::{SockAddrContext, SockContext},
+};
 use socket::{V4, V6};
 
 #[cgroup_sock_addr(connect4)]
@@ -49,6 +52,11 @@ pub fn getpeername4(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock_addr(getpeername6)]
 pub fn getpeername6(ctx: SockAddrContext) -> i32 {
     socket::getpeername::<V6>(&ctx)
+}
+
+#[cgroup_sock(sock_release)]
+pub fn sock_release(ctx: SockContext) -> i32 {
+    socket::release(&ctx)
 }
 
 /// Every panic path must be proven away: the verifier refuses a program that

@@ -14,6 +14,7 @@ use aya_ebpf::{
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, DropReason, Frontend, FrontendKey,
     IDS_PER_LINE, ServiceId, ServiceRecord, Settings, SocketFlow, TableLine, TableRef, UdpFlows,
+    UdpSocket,
     decide::{FrontendLookup, Maps},
     limits,
 };
@@ -64,6 +65,11 @@ pub static SOCKET_FLOWS: SkStorage<SocketFlow> = SkStorage::new();
 /// The last few translations of an unconnected UDP socket.
 #[btf_map(name = "udp_flows")]
 pub static UDP_FLOWS: SkStorage<UdpFlows> = SkStorage::new();
+
+/// Connected UDP sockets by cookie.
+#[btf_map(name = "udp_sockets")]
+pub static UDP_SOCKETS: HashMap<u64, UdpSocket, { limits::UDP_SOCKETS_MAX as usize }> =
+    HashMap::new();
 
 #[btf_map(name = "settings")]
 static SETTINGS: Array<Settings, 1> = Array::new();

@@ -128,7 +128,6 @@ fn what_changed_while_the_agent_was_away_is_made_up_for() {
 }
 
 #[test]
-#[ignore = "semantics 27: the agent does not destroy sockets yet"]
 fn connected_sockets_notice_what_happened_while_the_agent_was_away() {
     story(two_nodes, |lab| {
         let [b1, b2, client] = pods(lab)?;

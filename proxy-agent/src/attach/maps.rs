@@ -3,7 +3,7 @@
 use aya::maps::MapInfo;
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, DropReason, Frontend, FrontendKey, ServiceRecord,
-    Settings, SocketFlow, TableLine, UdpFlows, limits,
+    Settings, SocketFlow, TableLine, UdpFlows, UdpSocket, limits,
 };
 use std::path::Path;
 
@@ -47,7 +47,7 @@ pub struct MapSpec {
 
 impl MapSpec {
     /// Every map, in the order of a look-up.
-    pub fn all(sizes: &MapSizes) -> [Self; 13] {
+    pub fn all(sizes: &MapSizes) -> [Self; 14] {
         let address = size_of::<Address>();
         let spec = |name, key_size, value_size, max_entries| Self {
             name,
@@ -82,6 +82,12 @@ impl MapSpec {
             ),
             spec("socket_flows", 4, size_of::<SocketFlow>(), 0),
             spec("udp_flows", 4, size_of::<UdpFlows>(), 0),
+            spec(
+                "udp_sockets",
+                8,
+                size_of::<UdpSocket>(),
+                limits::UDP_SOCKETS_MAX,
+            ),
             spec("settings", 4, size_of::<Settings>(), 1),
             spec("drop_stats", 4, size_of::<u64>(), DropReason::COUNT),
         ]

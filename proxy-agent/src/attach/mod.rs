@@ -3,30 +3,25 @@
 //! Everything is pinned: the data path works without the agent, and a new agent
 //! takes the maps over and replaces each program in place (invariant 6).
 
+mod links;
 mod maps;
 mod probe;
+mod settings;
 
 pub use maps::{MapSizes, MapSpec};
 
-use crate::sys;
 use anyhow::{Context, Result, bail};
-use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{Array, MapData};
-use aya::programs::{CgroupAttachMode, CgroupSockAddr, ProgramType, links::FdLink};
+use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Ebpf, EbpfLoader};
 use ipnet::IpNet;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
-use proxy_common::{Address, Settings, mapped_prefix_length};
 use std::fs::File;
-use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The socket programs: name in the object, of the pin and of the hook.
-pub const PROGRAMS: [&str; 8] = [
+pub const PROGRAMS: [&str; 9] = [
     "connect4",
     "connect6",
     "sendmsg4",
@@ -35,6 +30,7 @@ pub const PROGRAMS: [&str; 8] = [
     "recvmsg6",
     "getpeername4",
     "getpeername6",
+    "sock_release",
 ];
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("FAIRLEAD_BPF_OBJECT"));
@@ -68,16 +64,12 @@ pub fn attach(options: &AttachOptions) -> Result<()> {
         tracing::debug!(%error, "RLIMIT_MEMLOCK stays as it is (raising it takes CAP_SYS_RESOURCE)");
     }
     let mut object = load(options)?;
-    configure(&options.pin_dir, options)?;
+    settings::configure(&options.pin_dir, options)?;
     for name in PROGRAMS {
-        let program: &mut CgroupSockAddr = object
+        let program = object
             .program_mut(name)
-            .with_context(|| format!("the object has no program {name}"))?
-            .try_into()?;
-        program
-            .load()
-            .with_context(|| format!("loading program {name}"))?;
-        put_in_place(program, &cgroup, &link_path(&options.pin_dir, name))
+            .with_context(|| format!("the object has no program {name}"))?;
+        links::put_in_place(program, &cgroup, &link_path(&options.pin_dir, name))
             .with_context(|| format!("attaching {name} to {}", options.cgroup_root.display()))?;
     }
     let cookie = probe::host_netns_cookie(&options.pin_dir).with_context(|| {
@@ -150,91 +142,4 @@ fn load(options: &AttachOptions) -> Result<Ebpf> {
         }
     }
     loader.load(OBJECT).context("loading the BPF object")
-}
-
-/// Replaces the program of the pinned link, or attaches and pins a new one.
-fn put_in_place(program: &mut CgroupSockAddr, cgroup: &File, pin: &Path) -> Result<()> {
-    let cgroup_id = cgroup.metadata()?.ino();
-    match replace(program, cgroup_id, pin) {
-        Ok(true) => return Ok(()),
-        Ok(false) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(error) => {
-            return Err(error)
-                .with_context(|| format!("replacing the program of {}", pin.display()));
-        }
-    }
-    let id = program.attach(cgroup, CgroupAttachMode::Single)?;
-    let link: FdLink = program.take_link(id)?.try_into()?;
-    // A link to another cgroup, or to one that is gone: the new one is already in force.
-    match std::fs::remove_file(pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).context("removing the old link");
-        }
-        _ => {}
-    }
-    link.pin(pin)
-        .with_context(|| format!("pinning {}", pin.display()))?;
-    Ok(())
-}
-
-/// Whether the pinned link was on our cgroup and has the new program now.
-fn replace(program: &CgroupSockAddr, cgroup_id: u64, pin: &Path) -> io::Result<bool> {
-    let link = sys::open_pinned(pin)?;
-    if sys::link_info(link.as_fd())?.cgroup_id != cgroup_id {
-        return Ok(false);
-    }
-    let program = program.fd().map_err(io::Error::other)?;
-    sys::replace_program(link.as_fd(), program.as_fd())?;
-    Ok(true)
-}
-
-/// Writes what the programs must know before they run.
-fn configure(pin_dir: &Path, options: &AttachOptions) -> Result<()> {
-    update_settings(pin_dir, |settings| {
-        settings.host_only = options.host_only.into()
-    })?;
-    let map =
-        MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;
-    let mut map: LpmTrie<_, [u8; size_of::<Address>()], u32> =
-        aya::maps::Map::LpmTrie(map).try_into()?;
-    let wanted: Vec<(u32, [u8; 16])> = options
-        .service_cidrs
-        .iter()
-        .map(|cidr| {
-            (
-                mapped_prefix_length(cidr.network(), cidr.prefix_len()),
-                Address::from(cidr.network()).bytes,
-            )
-        })
-        .collect();
-    let present = map
-        .keys()
-        .collect::<Result<Vec<_>, _>>()
-        .context("reading map service_cidrs")?;
-    for (prefix, address) in &wanted {
-        map.insert(&Key::new(*prefix, *address), 1, 0)
-            .context("writing map service_cidrs")?;
-    }
-    for key in present {
-        if !wanted.contains(&(key.prefix_len(), key.data())) {
-            map.remove(&key).context("writing map service_cidrs")?;
-        }
-    }
-    Ok(())
-}
-
-/// Changes the one element of map `settings`.
-fn update_settings(pin_dir: &Path, change: impl FnOnce(&mut Settings)) -> Result<Settings> {
-    let map = MapData::from_pin(pin_dir.join("settings")).context("opening map settings")?;
-    let mut map: Array<_, [u8; size_of::<Settings>()]> = aya::maps::Map::Array(map).try_into()?;
-    let mut settings: Settings =
-        zerocopy::transmute!(map.get(&0, 0).context("reading map settings")?);
-    let before = settings;
-    change(&mut settings);
-    if settings != before {
-        let bytes: [u8; size_of::<Settings>()] = zerocopy::transmute!(settings);
-        map.set(0, bytes, 0).context("writing map settings")?;
-    }
-    Ok(settings)
 }

@@ -5,7 +5,7 @@
 //! nested nodes and in labs they differ. SO_NETNS_COOKIE would tell the cookie
 //! only from Linux 5.14 on, and would not show that the cgroup is right.
 
-use super::update_settings;
+use super::settings::update_settings;
 use anyhow::{Context, Result, bail};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;

@@ -3,6 +3,7 @@
 use crate::attach::{MapSizes, MapSpec};
 use crate::model::Warning;
 use crate::publish::Sizes;
+use crate::sockets::Outcome;
 use anyhow::{Context, Result};
 use aya::maps::{MapData, PerCpuArray};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -52,6 +53,8 @@ pub struct Metrics {
     drops: Family<Reason, Gauge>,
     map_entries: Family<Map, Gauge>,
     contested: Gauge,
+    sockets_destroyed: Counter,
+    sockets_left: Counter,
 }
 
 impl Metrics {
@@ -72,6 +75,8 @@ impl Metrics {
             drops: Family::default(),
             map_entries: Family::default(),
             contested: Gauge::default(),
+            sockets_destroyed: Counter::default(),
+            sockets_left: Counter::default(),
             registry: Registry::default(),
         };
         metrics.register_kube_proxy_names(&mut registry);
@@ -143,6 +148,16 @@ impl Metrics {
             self.map_entries.clone(),
         );
         registry.register(
+            "fairlead_udp_sockets_destroyed",
+            "Connected UDP sockets that were ended since their backend was gone",
+            self.sockets_destroyed.clone(),
+        );
+        registry.register(
+            "fairlead_udp_sockets_left",
+            "Connected UDP sockets of gone backends that could not be ended",
+            self.sockets_left.clone(),
+        );
+        registry.register(
             "fairlead_contested_frontends",
             "Frontends that more than one Service asks for",
             self.contested.clone(),
@@ -210,6 +225,12 @@ impl Metrics {
         let triggered_s = triggered_ms as f64 / 1000.0;
         self.network_programming
             .observe((now_s() - triggered_s).max(0.0));
+    }
+
+    /// Connected UDP sockets whose backend was gone.
+    pub fn swept(&self, outcome: Outcome) {
+        self.sockets_destroyed.inc_by(outcome.destroyed as u64);
+        self.sockets_left.inc_by(outcome.left as u64);
     }
 
     /// Something in an object is not used.

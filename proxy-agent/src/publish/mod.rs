@@ -88,9 +88,16 @@ pub struct Retired {
     tables: Vec<TableRef>,
     backends: Vec<BackendId>,
     services: Vec<ServiceId>,
+    /// Whether a UDP backend is among them: sockets may be connected to it.
+    udp: bool,
 }
 
 impl Retired {
+    /// Whether connected UDP sockets may have lost their backend by this.
+    pub fn concerns_udp_sockets(&self) -> bool {
+        self.udp
+    }
+
     fn is_empty(&self) -> bool {
         self.tables.is_empty() && self.backends.is_empty() && self.services.is_empty()
     }
@@ -213,6 +220,7 @@ impl<K: Kernel> Publisher<K> {
             tables,
             backends,
             services,
+            udp: _,
         } = retired;
         for table in tables {
             self.arena.release(table);

@@ -5,7 +5,7 @@ use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedFrontend, ResolvedPort};
 use proxy_common::{
-    Address, Backend, BackendId, FrontendKey, IDS_PER_LINE, ServiceId, TableRef,
+    Address, Backend, BackendId, FrontendKey, IDS_PER_LINE, Protocol, ServiceId, TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
 
@@ -245,7 +245,7 @@ impl<K: Kernel> Publisher<K> {
                         let kept = port.backends[index];
                         self.write_backend(id, &kept);
                     }
-                    Err(_) => self.retire_backend(id, &entry),
+                    Err(_) => self.retire_backend(id, &entry, port.key.protocol),
                 }
             }
         }
@@ -268,7 +268,7 @@ impl<K: Kernel> Publisher<K> {
             return;
         };
         for entry in &port.backends {
-            self.retire_backend(id, entry);
+            self.retire_backend(id, entry, port.key.protocol);
         }
         self.retired.tables.extend(port.owned_tables);
         self.retired.services.push(id);
@@ -276,9 +276,10 @@ impl<K: Kernel> Publisher<K> {
 
     /// The element keeps its address until its readers are gone: they may have
     /// read its id from an old table a moment ago.
-    fn retire_backend(&mut self, service: ServiceId, entry: &BackendEntry) {
+    fn retire_backend(&mut self, service: ServiceId, entry: &BackendEntry, protocol: Protocol) {
         self.write_backend(service, &BackendEntry { state: 0, ..*entry });
         self.retired.backends.push(entry.id);
+        self.retired.udp |= protocol == Protocol::Udp;
     }
 }
 

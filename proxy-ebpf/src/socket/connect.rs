@@ -5,10 +5,10 @@ use super::{
     address::{self, Family},
     flow, refuse, request,
 };
-use crate::maps::{self, SOCKET_FLOWS, SocketMaps};
+use crate::maps::{self, SOCKET_FLOWS, SocketMaps, UDP_SOCKETS};
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
 use proxy_common::{
-    SocketFlow,
+    Protocol, SocketFlow, UdpSocket,
     decide::{BackendRef, Decision, decide},
 };
 
@@ -52,17 +52,34 @@ fn remember(ctx: &SockAddrContext, mut flow: SocketFlow) {
         // SAFETY: not null, and the storage lives as long as the socket.
         unsafe { *record = flow };
     }
+    if flow.frontend.protocol as u8 == Protocol::Udp as u8 {
+        let socket = UdpSocket {
+            netns: maps::netns_cookie(ctx),
+            backend: flow.backend,
+            generation: flow.generation,
+        };
+        // A full map leaves this socket unwatched; it works all the same.
+        let _ = UDP_SOCKETS.insert(cookie(ctx), socket, 0);
+    }
 }
 
 /// Forgets what an earlier connect() of the same socket was translated to.
 #[inline(always)]
 fn forget(ctx: &SockAddrContext) {
     // SAFETY: the context's socket is valid while the program runs.
-    let record = unsafe { SOCKET_FLOWS.get_ptr_mut(ctx) };
-    if !record.is_null() {
-        // SAFETY: not null, and the storage lives as long as the socket.
-        unsafe { (*record).used = 0 };
+    let Some(record) = (unsafe { SOCKET_FLOWS.get_ptr_mut(ctx).as_mut() }) else {
+        return;
+    };
+    if record.used != 0 && record.frontend.protocol as u8 == Protocol::Udp as u8 {
+        let _ = UDP_SOCKETS.remove(cookie(ctx));
     }
+    record.used = 0;
+}
+
+#[inline(always)]
+fn cookie(ctx: &SockAddrContext) -> u64 {
+    // SAFETY: `ctx` is this program's context.
+    unsafe { bpf_get_socket_cookie(ctx.as_ptr()) }
 }
 
 /// Tells the agent which network namespace its probe socket is in, and with it
@@ -74,8 +91,7 @@ fn answer_probe(ctx: &SockAddrContext) {
     };
     // SAFETY: the element of an array map is always valid.
     let probe = unsafe { (*settings).probe_socket_cookie };
-    // SAFETY: `ctx` is this program's context.
-    if probe != 0 && probe == unsafe { bpf_get_socket_cookie(ctx.as_ptr()) } {
+    if probe != 0 && probe == cookie(ctx) {
         // SAFETY: as above.
         unsafe { (*settings).probe_netns_cookie = maps::netns_cookie(ctx) };
     }

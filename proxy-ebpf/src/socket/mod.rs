@@ -5,6 +5,7 @@ mod connect;
 mod peername;
 mod recvmsg;
 mod refuse;
+mod release;
 mod sendmsg;
 mod udp_flows;
 
@@ -12,6 +13,7 @@ pub use address::{V4, V6};
 pub use connect::connect;
 pub use peername::getpeername;
 pub use recvmsg::recvmsg;
+pub use release::release;
 pub use sendmsg::sendmsg;
 
 use address::Family;

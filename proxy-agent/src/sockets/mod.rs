@@ -1,0 +1,112 @@
+//! Connected UDP sockets whose backend is gone are made to notice (semantics 27).
+//!
+//! The socket programs list connected UDP sockets in map `udp_sockets`. One that
+//! points at a backend which no longer serves is destroyed in its own network
+//! namespace, as `ss -K` does: its owner's calls fail and it connects anew. TCP
+//! sockets are never touched.
+
+mod diag;
+mod netns;
+
+use crate::publish::bpf::BpfKernel;
+use crate::publish::{Kernel, KernelError};
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, MapData, MapError};
+use proxy_common::UdpSocket;
+use std::collections::BTreeMap;
+use std::path::Path;
+use zerocopy::IntoBytes;
+
+/// Sockets by cookie.
+type Sockets = BTreeMap<u64, UdpSocket>;
+
+/// What became of the sockets whose backend is gone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Sockets that were destroyed.
+    pub destroyed: usize,
+    /// Sockets that could not be: their namespace was not found, or the kernel
+    /// cannot destroy sockets.
+    pub left: usize,
+}
+
+/// Destroys the sockets of the agent's pins whose backend is gone. Blocks; run
+/// it beside the loop.
+pub fn destroy_stale(pin_dir: &Path) -> Result<Outcome> {
+    let table = Table::open(pin_dir)?;
+    let stale = table.stale()?;
+    if stale.is_empty() {
+        return Ok(Outcome::default());
+    }
+    let mut by_netns: BTreeMap<u64, Sockets> = BTreeMap::new();
+    for (cookie, socket) in &stale {
+        by_netns
+            .entry(socket.netns)
+            .or_default()
+            .insert(*cookie, *socket);
+    }
+    let mut destroyed = 0;
+    // Entering a namespace is a thread's matter: this one ends with it.
+    let result = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            netns::enter_each(by_netns, |sockets| {
+                destroyed +=
+                    diag::destroy(&sockets, |cookie, socket| table.is_still(cookie, socket))?;
+                Ok(())
+            })
+        });
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    if let Err(error) = result {
+        tracing::warn!(
+            "UDP sockets of backends that are gone may hang until they time out: {error:#}"
+        );
+    }
+    Ok(Outcome {
+        destroyed,
+        left: stale.len().saturating_sub(destroyed),
+    })
+}
+
+/// Map `udp_sockets`, and the backends that it names.
+struct Table {
+    sockets: HashMap<MapData, u64, [u8; size_of::<UdpSocket>()]>,
+    kernel: BpfKernel,
+}
+
+impl Table {
+    fn open(pin_dir: &Path) -> Result<Self> {
+        let map =
+            MapData::from_pin(pin_dir.join("udp_sockets")).context("opening map udp_sockets")?;
+        let kernel =
+            BpfKernel::open(pin_dir).map_err(|error: KernelError| anyhow::anyhow!(error))?;
+        Ok(Self {
+            sockets: aya::maps::Map::HashMap(map).try_into()?,
+            kernel,
+        })
+    }
+
+    fn stale(&self) -> Result<Sockets> {
+        let mut stale = Sockets::new();
+        for element in self.sockets.iter() {
+            let (cookie, bytes) = element.context("reading map udp_sockets")?;
+            let socket: UdpSocket = zerocopy::transmute!(bytes);
+            let backend = self.kernel.backend(socket.backend);
+            if backend.generation != socket.generation || !backend.is_serving() {
+                stale.insert(cookie, socket);
+            }
+        }
+        Ok(stale)
+    }
+
+    /// Whether the socket has not been connected elsewhere since it was found.
+    fn is_still(&self, cookie: u64, socket: &UdpSocket) -> Result<bool> {
+        match self.sockets.get(&cookie, 0) {
+            Ok(bytes) => Ok(bytes == socket.as_bytes()),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(error) => Err(error).context("reading map udp_sockets"),
+        }
+    }
+}
