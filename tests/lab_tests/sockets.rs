@@ -156,26 +156,32 @@ fn a_dissolved_socket_has_no_translation_left() {
     // K80
     CAST.story(|cast| {
         dual(cast, "dissolved", "10.96.6.7", "fd00:96::6007")?;
-        let pod_address = format!("{}:8080", cast.b3.v4());
+        // The very backend of before: only what the application said may tell.
+        let pod_address = format!("{}:8080", cast.b2.v4());
         let udp = cast.client.hold_udp("10.96.6.7:53")?;
         udp.outcome.answered_by("b2")?;
         ensure!(udp.dissolve()?.dialed.failure.is_none());
         ensure!(udp.names()?.peer == Err("ENOTCONN".to_owned()));
         // Connected to a pod itself: no VIP may show.
         let again = udp.redial(&pod_address)?;
-        again.answered_by("b3")?;
+        again.answered_by("b2")?;
         again.peer_name_is(&pod_address)?;
         // And as an unconnected one.
         ensure!(udp.dissolve()?.dialed.failure.is_none());
         let answer = udp.ask(&pod_address, "plain")?;
-        answer.answered_by("b3")?;
+        answer.answered_by("b2")?;
         answer.came_from(&pod_address)?;
+
+        // Straight from the Service to an unconnected socket.
+        let udp = cast.client.hold_udp("10.96.6.7:53")?;
+        ensure!(udp.dissolve()?.dialed.failure.is_none());
+        udp.ask(&pod_address, "plain")?.came_from(&pod_address)?;
 
         let tcp = cast.client.hold_tcp("10.96.6.7:80")?;
         tcp.outcome.answered_by("b2")?;
         ensure!(tcp.dissolve()?.dialed.failure.is_none());
         let again = tcp.redial(&pod_address)?;
-        again.answered_by("b3")?;
+        again.answered_by("b2")?;
         again.peer_name_is(&pod_address)
     });
 }
@@ -196,6 +202,10 @@ fn a_socket_that_connects_twice_follows_its_last_connect() {
         let third = udp.redial(&format!("{}:8080", cast.b1.v4()))?;
         third.answered_by("b1")?;
         third.peer_name_is(&format!("{}:8080", cast.b1.v4()))?;
+        // From a Service to its very backend and back.
+        udp.redial("10.96.6.8:53")?.peer_name_is("10.96.6.8:53")?;
+        let direct = format!("{}:8080", cast.b2.v4());
+        udp.redial(&direct)?.peer_name_is(&direct)?;
         // A connected TCP socket cannot connect again, and keeps what it has.
         let tcp = cast.client.hold_tcp("10.96.6.8:80")?;
         tcp.redial("10.96.6.9:80")?.failed_with("EISCONN")?;
