@@ -216,19 +216,20 @@ impl World {
         what: &str,
         mut condition: impl FnMut() -> Result<T>,
     ) -> Result<T> {
-        let begun = Instant::now();
-        self.within(CONTROLLERS, what, || {
+        let (begun, written) = (Instant::now(), self.api.last_write());
+        let outcome = eventually(CONTROLLERS, || {
             let last = begun.max(self.api.last_slice());
-            let error = match condition() {
-                Ok(value) => return Ok(Ok(value)),
-                Err(error) => error,
-            };
-            if last.elapsed() > IN_FORCE && self.controllers_are_done()? {
-                return Ok(Err(error.context("still not so after 2 s")));
+            match condition() {
+                Ok(value) => Ok(Ok(value)),
+                Err(error) if last.elapsed() > IN_FORCE && self.controllers_are_done()? => {
+                    Ok(Err(error.context("still not so after 2 s")))
+                }
+                Err(error) => Err(error),
             }
-            Err(error)
-        })?
-        .with_context(|| what.to_owned())
+        });
+        let value = outcome.flatten().with_context(|| what.to_owned())?;
+        tell(what, written);
+        Ok(value)
     }
 
     /// Whether the slices say what Services and Pods ask for.
