@@ -6,7 +6,7 @@
 
 use crate::{
     Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend,
-    FrontendKey, Protocol, Scope, TableRef,
+    FrontendKey, Protocol, Scope, ServiceId, TableRef,
 };
 
 /// What a look-up in `frontends` found.
@@ -116,7 +116,16 @@ pub enum Decision {
     /// Translate.
     Forward(Target),
     /// Refuse, and count why.
-    Refuse(DropReason),
+    Refuse(Refusal),
+}
+
+/// Why something is refused, and by whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Why.
+    pub reason: DropReason,
+    /// The service port that owns the frontend; 0 if no single one does.
+    pub service: ServiceId,
 }
 
 /// Decides about one request.
@@ -129,11 +138,14 @@ pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision
     let frontend = match find_frontend(maps, request) {
         Ok(Some(frontend)) => frontend,
         Ok(None) => return Decision::NotOurs,
-        Err(reason) => return Decision::Refuse(reason),
+        Err(reason) => return Decision::Refuse(Refusal { reason, service: 0 }),
     };
     match choose(maps, &frontend, kept) {
         Ok(target) => Decision::Forward(target),
-        Err(reason) => Decision::Refuse(reason),
+        Err(reason) => Decision::Refuse(Refusal {
+            reason,
+            service: frontend.service,
+        }),
     }
 }
 

@@ -24,6 +24,7 @@ mod reason;
 mod service;
 mod settings;
 mod socket_flow;
+mod stats;
 mod table;
 mod udp_socket;
 
@@ -35,5 +36,6 @@ pub use reason::DropReason;
 pub use service::{ServiceId, ServiceRecord};
 pub use settings::Settings;
 pub use socket_flow::{SocketFlow, UDP_FLOWS_PER_SOCKET, UdpFlows};
+pub use stats::{BackendStats, ServiceStats};
 pub use table::{IDS_PER_LINE, TableLine, TableRef};
 pub use udp_socket::UdpSocket;

@@ -7,7 +7,7 @@
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use proptest::prelude::*;
-use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Request, decide};
+use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Refusal, Request, decide};
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend,
     FrontendKey, FrontendKind, Protocol, Scope, ServiceId, TableRef,
@@ -378,7 +378,7 @@ proptest! {
             let now_s = client.now_s.get();
             match (decide(&maps, &request, BackendRef::NONE), model(&world, &request, is_host)) {
                 (Decision::NotOurs, Allowed::NotOurs) => {}
-                (Decision::Refuse(reason), Allowed::Refused(expected)) => prop_assert_eq!(reason, expected),
+                (Decision::Refuse(refusal), Allowed::Refused(expected)) => prop_assert_eq!(refusal.reason, expected),
                 (Decision::Forward(target), Allowed::OneOf(usable)) => {
                     let address = target.address.to_ip();
                     prop_assert!(usable.iter().any(|it| it.address == address), "{address} is none of {usable:?}");
@@ -573,9 +573,13 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
             DropReason::BackendMissing,
         ),
     ] {
+        let service = match reason {
+            DropReason::FrontendUnstable => 0,
+            _ => 1,
+        };
         assert_eq!(
             decide(&maps, &to_service(), BackendRef::NONE),
-            Decision::Refuse(reason),
+            Decision::Refuse(Refusal { reason, service }),
             "{case}"
         );
     }

@@ -4,13 +4,18 @@
 //! verdict of its hook. `recvmsg` and `getpeername` may only return 1.
 #![no_std]
 #![no_main]
+#![feature(core_intrinsics)]
+#![expect(
+    internal_features,
+    reason = "atomics without a fetched value have no stable name here"
+)]
 
 mod maps;
 mod socket;
 
 use aya_ebpf::{
-    macros::{cgroup_sock, cgroup_sock_addr},
-    programs::{SockAddrContext, SockContext},
+    macros::{cgroup_sock, cgroup_sock_addr, sock_ops},
+    programs::{SockAddrContext, SockContext, SockOpsContext},
 };
 use socket::{V4, V6};
 
@@ -57,6 +62,11 @@ pub fn getpeername6(ctx: SockAddrContext) -> i32 {
 #[cgroup_sock(sock_release)]
 pub fn sock_release(ctx: SockContext) -> i32 {
     socket::release(&ctx)
+}
+
+#[sock_ops]
+pub fn sock_ops(ctx: SockOpsContext) -> u32 {
+    socket::watch_handshake(&ctx)
 }
 
 /// Every panic path must be proven away: the verifier refuses a program that

@@ -3,19 +3,24 @@
 //! Names are what `bpftool map` shows and what the agent pins (15 characters at
 //! most). Sizes here are defaults: the agent sets its own when it loads.
 
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
 use aya_ebpf::{
     EbpfContext, Global,
+    bindings::bpf_sock,
     btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage},
-    helpers::generated::{bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns},
+    helpers::generated::{
+        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_storage_get,
+    },
     macros::btf_map,
     maps::lpm_trie::Key,
     programs::SockAddrContext,
 };
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, Frontend, FrontendKey,
-    IDS_PER_LINE, ServiceId, ServiceRecord, Settings, SocketFlow, TableLine, TableRef, UdpFlows,
-    UdpSocket,
-    decide::{FrontendLookup, Maps},
+    Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, DropReason, Frontend,
+    FrontendKey, IDS_PER_LINE, ServiceId, ServiceRecord, ServiceStats, Settings, SocketFlow,
+    TableLine, TableRef, UdpFlows, UdpSocket,
+    decide::{BackendRef, FrontendLookup, Maps, Refusal},
     limits,
 };
 
@@ -77,10 +82,37 @@ static SETTINGS: Array<Settings, 1> = Array::new();
 #[btf_map(name = "drop_stats")]
 static DROP_STATS: PerCpuArray<u64, { DropReason::COUNT as usize }> = PerCpuArray::new();
 
+/// Counters by backend id.
+#[btf_map(name = "backend_stats")]
+static BACKEND_STATS: Array<BackendStats, { limits::BACKENDS_MAX as usize }, MMAPABLE> =
+    Array::new();
+
+/// Counters by service id.
+#[btf_map(name = "service_stats")]
+static SERVICE_STATS: Array<ServiceStats, { limits::SERVICES_MAX as usize }, MMAPABLE> =
+    Array::new();
+
 /// 1 where `bpf_set_retval` exists for these programs (Linux 6.1). Frozen at
 /// load, so the verifier drops the branch that a kernel lacks.
 #[unsafe(export_name = "HAS_SET_RETVAL")]
 pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);
+
+/// The backend that a socket was translated to, or none; for contexts other than
+/// sock_addr's.
+#[inline(always)]
+pub fn backend_of(sk: *mut bpf_sock) -> BackendRef {
+    let map = core::ptr::from_ref(&SOCKET_FLOWS).cast_mut().cast();
+    // SAFETY: the map is a socket storage, and the kernel checks `sk`.
+    let record = unsafe { bpf_sk_storage_get(map, sk.cast(), core::ptr::null_mut(), 0) };
+    // SAFETY: null, or a record that lives as long as the socket.
+    match unsafe { record.cast::<SocketFlow>().as_ref() } {
+        Some(flow) if flow.used != 0 => BackendRef {
+            id: flow.backend,
+            generation: flow.generation,
+        },
+        _ => BackendRef::NONE,
+    }
+}
 
 /// The settings; the element of an array always exists.
 #[inline(always)]
@@ -90,11 +122,55 @@ pub fn settings() -> Option<*mut Settings> {
 
 /// Counts one refused or dropped connection or datagram.
 #[inline(always)]
-pub fn count(reason: DropReason) {
-    if let Some(counter) = DROP_STATS.get_ptr_mut(reason as u32) {
+pub fn count_refused(refusal: Refusal) {
+    if let Some(counter) = DROP_STATS.get_ptr_mut(refusal.reason as u32) {
         // SAFETY: the element is this CPU's own and outlives the program.
         unsafe { *counter += 1 };
     }
+    if refusal.service == 0 {
+        return;
+    }
+    let Some(stats) = SERVICE_STATS.get_ptr_mut(refusal.service) else {
+        return;
+    };
+    // SAFETY: an element of an array map is always valid.
+    match refusal.reason {
+        DropReason::NoEndpoint => unsafe { add_one(&raw mut (*stats).no_endpoint) },
+        DropReason::NoLocalEndpoint => unsafe { add_one(&raw mut (*stats).no_local_endpoint) },
+        _ => {}
+    }
+}
+
+/// Counts one connection or conversation that goes to a backend.
+#[inline(always)]
+pub fn count_opened(backend: BackendRef) {
+    if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend.id) {
+        // SAFETY: an element of an array map is always valid.
+        unsafe { add_one(&raw mut (*stats).opened) };
+    }
+}
+
+/// Counts one connection that did not come to be, unless the id has changed hands.
+#[inline(always)]
+pub fn count_failed(backend: BackendRef) {
+    let current = BACKENDS.get(backend.id);
+    if current.is_none_or(|it| it.generation != backend.generation) {
+        return;
+    }
+    if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend.id) {
+        // SAFETY: an element of an array map is always valid.
+        unsafe { add_one(&raw mut (*stats).failed) };
+    }
+}
+
+/// Adds to a counter that other CPUs add to as well.
+///
+/// # Safety
+/// `counter` is valid and aligned.
+#[inline(always)]
+unsafe fn add_one(counter: *mut u64) {
+    // The old value is not used: that is the one atomic that every kernel has.
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
 }
 
 /// The look-ups of one socket program's run.

@@ -12,24 +12,21 @@ use std::path::Path;
 /// Loads the program, and puts it in place of the one of the pinned link, or
 /// attaches it and pins the link.
 pub(super) fn put_in_place(program: &mut Program, cgroup: &File, pin: &Path) -> Result<()> {
-    // Two types with the same methods and no trait for them.
+    // Types with the same methods and no trait for them.
+    macro_rules! put {
+        ($program:expr) => {{
+            $program.load()?;
+            if replace($program.fd()?, cgroup, pin)? {
+                return Ok(());
+            }
+            let link = $program.attach(cgroup, CgroupAttachMode::Single)?;
+            pin_link($program.take_link(link)?.try_into()?, pin)
+        }};
+    }
     match program {
-        Program::CgroupSockAddr(program) => {
-            program.load()?;
-            if replace(program.fd()?, cgroup, pin)? {
-                return Ok(());
-            }
-            let link = program.attach(cgroup, CgroupAttachMode::Single)?;
-            pin_link(program.take_link(link)?.try_into()?, pin)
-        }
-        Program::CgroupSock(program) => {
-            program.load()?;
-            if replace(program.fd()?, cgroup, pin)? {
-                return Ok(());
-            }
-            let link = program.attach(cgroup, CgroupAttachMode::Single)?;
-            pin_link(program.take_link(link)?.try_into()?, pin)
-        }
+        Program::CgroupSockAddr(program) => put!(program),
+        Program::CgroupSock(program) => put!(program),
+        Program::SockOps(program) => put!(program),
         other => bail!(
             "no hook is known for a program of type {:?}",
             other.prog_type()

@@ -2,8 +2,8 @@
 
 use aya::maps::MapInfo;
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, DropReason, Frontend, FrontendKey, ServiceRecord,
-    Settings, SocketFlow, TableLine, UdpFlows, UdpSocket, limits,
+    Address, Affinity, AffinityKey, Backend, BackendStats, DropReason, Frontend, FrontendKey,
+    ServiceRecord, ServiceStats, Settings, SocketFlow, TableLine, UdpFlows, UdpSocket, limits,
 };
 use std::path::Path;
 
@@ -47,7 +47,7 @@ pub struct MapSpec {
 
 impl MapSpec {
     /// Every map, in the order of a look-up.
-    pub fn all(sizes: &MapSizes) -> [Self; 14] {
+    pub fn all(sizes: &MapSizes) -> [Self; 16] {
         let address = size_of::<Address>();
         let spec = |name, key_size, value_size, max_entries| Self {
             name,
@@ -89,6 +89,18 @@ impl MapSpec {
                 limits::UDP_SOCKETS_MAX,
             ),
             spec("settings", 4, size_of::<Settings>(), 1),
+            spec(
+                "backend_stats",
+                4,
+                size_of::<BackendStats>(),
+                sizes.backends,
+            ),
+            spec(
+                "service_stats",
+                4,
+                size_of::<ServiceStats>(),
+                sizes.services,
+            ),
             spec("drop_stats", 4, size_of::<u64>(), DropReason::COUNT),
         ]
     }

@@ -21,7 +21,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The socket programs: name in the object, of the pin and of the hook.
-pub const PROGRAMS: [&str; 9] = [
+pub const PROGRAMS: [&str; 10] = [
     "connect4",
     "connect6",
     "sendmsg4",
@@ -31,6 +31,7 @@ pub const PROGRAMS: [&str; 9] = [
     "getpeername4",
     "getpeername6",
     "sock_release",
+    "sock_ops",
 ];
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(env!("FAIRLEAD_BPF_OBJECT"));

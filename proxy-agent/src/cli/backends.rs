@@ -16,6 +16,8 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             "NODE",
             "STATE",
             "NEW CONNECTIONS",
+            "OPENED",
+            "FAILED",
         ]);
         for port in &ports {
             let in_use = port.in_use();
@@ -33,6 +35,8 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                         "no"
                     }
                     .to_owned(),
+                    backend.opened.to_string(),
+                    backend.failed.to_string(),
                 ]);
             }
         }

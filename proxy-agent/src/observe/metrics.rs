@@ -1,5 +1,6 @@
 //! Prometheus metrics: kube-proxy's names where they fit, `fairlead_*` for ours.
 
+use super::connections::Connections;
 use crate::attach::{MapSizes, MapSpec};
 use crate::model::Warning;
 use crate::publish::Sizes;
@@ -162,6 +163,9 @@ impl Metrics {
             "Frontends that more than one Service asks for",
             self.contested.clone(),
         );
+        registry.register_collector(Box::new(Connections {
+            pin_dir: self.pin_dir.clone(),
+        }));
         let capacity = Family::<Map, Gauge>::default();
         for spec in MapSpec::all(sizes)
             .iter()

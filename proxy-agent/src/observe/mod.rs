@@ -1,5 +1,6 @@
 //! What the agent tells: health, metrics, and the maps as people read them.
 
+mod connections;
 mod health;
 mod metrics;
 mod server;

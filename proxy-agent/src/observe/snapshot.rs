@@ -4,7 +4,9 @@
 
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Kernel, KernelError};
-use proxy_common::{Backend, BackendId, Frontend, Protocol, ServiceId, ServiceRecord};
+use proxy_common::{
+    Backend, BackendId, BackendStats, Frontend, Protocol, ServiceId, ServiceRecord, ServiceStats,
+};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -28,6 +30,10 @@ pub struct ServicePort {
     pub frontends: Vec<FrontendView>,
     /// Its endpoints.
     pub backends: Vec<BackendView>,
+    /// Connections and datagrams refused for want of any usable endpoint.
+    pub refused_no_endpoint: u64,
+    /// The same since policy Local left none.
+    pub refused_no_local_endpoint: u64,
 }
 
 /// A frontend.
@@ -53,6 +59,10 @@ pub struct BackendView {
     /// `ready`: in the cluster set in force. `local-only`: in the local set only.
     /// `draining`: keeps UDP flows, gets nothing new. `gone`: about to be freed.
     pub state: &'static str,
+    /// Connections that were sent here.
+    pub opened: u64,
+    /// TCP connections among them that never came to be.
+    pub failed: u64,
 }
 
 /// Reads everything.
@@ -61,7 +71,7 @@ pub fn read(pin_dir: &Path) -> Result<Vec<ServicePort>, KernelError> {
     let mut ports: BTreeMap<ServiceId, ServicePort> = kernel
         .services()?
         .into_iter()
-        .map(|(id, record)| (id, empty(id, &record)))
+        .map(|(id, record)| (id, empty(id, &record, kernel.service_stats(id))))
         .collect();
     let mut frontends = kernel.frontends()?;
     frontends.sort_unstable_by_key(|it| (it.kind, it.key));
@@ -75,7 +85,8 @@ pub fn read(pin_dir: &Path) -> Result<Vec<ServicePort>, KernelError> {
     for id in 1..kernel.backends_max() {
         let backend = kernel.backend(id);
         if let Some(port) = ports.get_mut(&backend.service) {
-            port.backends.push(backend_view(id, &backend));
+            port.backends
+                .push(backend_view(id, &backend, kernel.backend_stats(id)));
         }
     }
     let mut ports: Vec<ServicePort> = ports.into_values().collect();
@@ -97,7 +108,7 @@ impl ServicePort {
     }
 }
 
-fn empty(id: ServiceId, record: &ServiceRecord) -> ServicePort {
+fn empty(id: ServiceId, record: &ServiceRecord, stats: ServiceStats) -> ServicePort {
     let policy = |local: u8| if local == 0 { "Cluster" } else { "Local" };
     ServicePort {
         id,
@@ -109,6 +120,8 @@ fn empty(id: ServiceId, record: &ServiceRecord) -> ServicePort {
         affinity_timeout_s: 0,
         frontends: Vec::new(),
         backends: Vec::new(),
+        refused_no_endpoint: stats.no_endpoint,
+        refused_no_local_endpoint: stats.no_local_endpoint,
     }
 }
 
@@ -120,7 +133,7 @@ fn frontend_view(frontend: &Frontend, backends: Vec<BackendId>) -> FrontendView 
     }
 }
 
-fn backend_view(id: BackendId, backend: &Backend) -> BackendView {
+fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> BackendView {
     let state = if backend.state & Backend::IN_CLUSTER_SET != 0 {
         "ready"
     } else if backend.state & Backend::IN_LOCAL_SET != 0 {
@@ -135,6 +148,8 @@ fn backend_view(id: BackendId, backend: &Backend) -> BackendView {
         address: socket_address(backend.address, backend.port),
         local: backend.local != 0,
         state,
+        opened: stats.opened,
+        failed: stats.failed,
     }
 }
 

@@ -8,8 +8,8 @@ use crate::sys;
 use aya::maps::{ArrayOfMaps, HashMap, MapData, MapError};
 use memmap2::{MmapOptions, MmapRaw};
 use proxy_common::{
-    Address, Backend, BackendId, Frontend, FrontendKey, IDS_PER_LINE, ServiceId, ServiceRecord,
-    TableLine, TableRef,
+    Address, Backend, BackendId, BackendStats, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
+    ServiceRecord, ServiceStats, TableLine, TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
 use std::io;
@@ -39,6 +39,8 @@ pub struct BpfKernel {
     tables_fd: OwnedFd,
     chunks: Vec<Chunk>,
     backends: Shared,
+    backend_stats: Shared,
+    service_stats: Shared,
     backends_max: u32,
     services_max: u32,
 }
@@ -64,6 +66,14 @@ impl Shared {
             })
     }
 
+    /// A pinned array of `T`, and its number of elements.
+    fn open<T>(directory: &Path, map: &'static str) -> Result<(Self, u32), KernelError> {
+        let data = open(directory, map)?;
+        let max = max_entries(&data, map)?;
+        let shared = Self::new(&data.fd().as_fd(), max as usize * size_of::<T>(), map)?;
+        Ok((shared, max))
+    }
+
     /// The element at `index`; `None` past the end.
     fn at<T>(&self, index: usize) -> Option<*mut T> {
         let end = index.checked_add(1)?.checked_mul(size_of::<T>())?;
@@ -74,8 +84,9 @@ impl Shared {
 impl BpfKernel {
     /// Opens the maps that are pinned in `directory`.
     pub fn open(directory: &Path) -> Result<Self, KernelError> {
-        let backends = open(directory, "backends")?;
-        let backends_max = max_entries(&backends, "backends")?;
+        let (backends, backends_max) = Shared::open::<Backend>(directory, "backends")?;
+        let (backend_stats, _) = Shared::open::<BackendStats>(directory, "backend_stats")?;
+        let (service_stats, _) = Shared::open::<ServiceStats>(directory, "service_stats")?;
         let services = open(directory, "services")?;
         let services_max = max_entries(&services, "services")?;
         let tables = open(directory, "tables")?;
@@ -90,11 +101,9 @@ impl BpfKernel {
                 .map_err(refused("open", "tables"))?,
             tables_fd,
             chunks: Vec::new(),
-            backends: Shared::new(
-                &backends.fd().as_fd(),
-                backends_max as usize * size_of::<Backend>(),
-                "backends",
-            )?,
+            backends,
+            backend_stats,
+            service_stats,
             backends_max,
             services_max,
         };
@@ -111,6 +120,24 @@ impl BpfKernel {
             }
         }
         Ok(())
+    }
+
+    /// Counters of a backend.
+    pub fn backend_stats(&self, id: BackendId) -> BackendStats {
+        let stats = self.backend_stats.at::<BackendStats>(id as usize);
+        // SAFETY: inside the mapping and aligned; a counter may be one behind.
+        stats.map_or_else(BackendStats::default, |stats| unsafe {
+            stats.read_volatile()
+        })
+    }
+
+    /// Counters of a service port.
+    pub fn service_stats(&self, id: ServiceId) -> ServiceStats {
+        let stats = self.service_stats.at::<ServiceStats>(id as usize);
+        // SAFETY: as above.
+        stats.map_or_else(ServiceStats::default, |stats| unsafe {
+            stats.read_volatile()
+        })
     }
 
     /// The ids of a table, for people and tools.
@@ -178,6 +205,20 @@ impl Kernel for BpfKernel {
                     .add(index)
                     .write_volatile(words[index])
             };
+        }
+    }
+
+    fn reset_backend_stats(&mut self, id: BackendId) {
+        if let Some(stats) = self.backend_stats.at::<BackendStats>(id as usize) {
+            // SAFETY: inside the mapping and aligned; no socket has this backend yet.
+            unsafe { stats.write_volatile(BackendStats::default()) };
+        }
+    }
+
+    fn reset_service_stats(&mut self, id: ServiceId) {
+        if let Some(stats) = self.service_stats.at::<ServiceStats>(id as usize) {
+            // SAFETY: inside the mapping and aligned; no frontend has this owner yet.
+            unsafe { stats.write_volatile(ServiceStats::default()) };
         }
     }
 

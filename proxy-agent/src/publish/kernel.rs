@@ -38,6 +38,10 @@ pub trait Kernel {
     fn backend(&self, id: BackendId) -> Backend;
     /// Writes an element of `backends`, the address before the state.
     fn set_backend(&mut self, id: BackendId, backend: &Backend);
+    /// Zeroes the counters of a backend id, for its next owner.
+    fn reset_backend_stats(&mut self, id: BackendId);
+    /// Zeroes the counters of a service id, for its next owner.
+    fn reset_service_stats(&mut self, id: ServiceId);
     /// Chunks that `tables` has.
     fn chunks(&self) -> u32;
     /// Adds an empty chunk to `tables`.

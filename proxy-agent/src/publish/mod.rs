@@ -319,6 +319,7 @@ impl<K: Kernel> Publisher<K> {
                     .allocate()
                     .ok_or(PublishError::ServicesFull { capacity })?;
                 state.ports.insert(key.clone(), id);
+                self.kernel.reset_service_stats(id);
                 self.ports.insert(id, Port::new(name.clone(), key.clone()));
                 id
             }

@@ -171,6 +171,7 @@ impl<K: Kernel> Publisher<K> {
 
     fn create_backend(&mut self, service: ServiceId, entry: &BackendEntry) {
         let generation = self.kernel.backend(entry.id).generation.wrapping_add(1);
+        self.kernel.reset_backend_stats(entry.id);
         self.kernel
             .set_backend(entry.id, &record(service, entry, generation));
     }

@@ -29,12 +29,13 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
             ALLOW
         }
         Decision::Forward(target) => {
+            maps::count_opened(target.backend);
             remember(ctx, flow(&request, &target));
             address::set::<F>(ctx, target.address, target.port);
             ALLOW
         }
-        Decision::Refuse(reason) => {
-            maps::count(reason);
+        Decision::Refuse(refusal) => {
+            maps::count_refused(refusal);
             forget(ctx);
             refuse::connect::<F>(ctx, &request)
         }

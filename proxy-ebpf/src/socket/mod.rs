@@ -2,6 +2,7 @@
 
 mod address;
 mod connect;
+mod handshake;
 mod peername;
 mod recvmsg;
 mod refuse;
@@ -11,6 +12,7 @@ mod udp_flows;
 
 pub use address::{V4, V6};
 pub use connect::connect;
+pub use handshake::watch_handshake;
 pub use peername::getpeername;
 pub use recvmsg::recvmsg;
 pub use release::release;

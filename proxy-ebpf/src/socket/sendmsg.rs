@@ -26,13 +26,14 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
         }
         Decision::Forward(target) => {
             if kept != target.backend {
+                maps::count_opened(target.backend);
                 udp_flows::remember(ctx, &flow(&request, &target));
             }
             address::set::<F>(ctx, target.address, target.port);
             ALLOW
         }
-        Decision::Refuse(reason) => {
-            maps::count(reason);
+        Decision::Refuse(refusal) => {
+            maps::count_refused(refusal);
             refuse::sendmsg::<F>(ctx, &request)
         }
     }

@@ -162,6 +162,8 @@ impl Kernel for Fake {
     fn set_backend(&mut self, id: BackendId, backend: &Backend) {
         self.write(|maps| maps.backends[id as usize] = *backend);
     }
+    fn reset_backend_stats(&mut self, _: BackendId) {}
+    fn reset_service_stats(&mut self, _: ServiceId) {}
     fn chunks(&self) -> u32 {
         self.0.borrow().chunks.len() as u32
     }

@@ -1,0 +1,38 @@
+//! Maps `backend_stats` and `service_stats`: counters, by the ids of their owners.
+//!
+//! Shared arrays with atomic additions, not per-CPU ones: a count per connection
+//! is nothing beside the connection, and per-CPU arrays of 262,144 backends on
+//! 128 CPUs would take half a GiB where these take 4 MiB.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Value of `backend_stats`; the key is the backend's id. Zeroed when the id is
+/// given to another endpoint.
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct BackendStats {
+    /// TCP connections and connected UDP sockets that were sent here, and UDP
+    /// conversations of unconnected sockets that began here.
+    pub opened: u64,
+    /// TCP connections that never came to be: refused, reset or timed out in
+    /// the handshake, or given up by the client.
+    pub failed: u64,
+}
+
+/// Value of `service_stats`; the key is the service id. Zeroed when the id is
+/// given to another service port.
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct ServiceStats {
+    /// Refused for want of any usable endpoint.
+    pub no_endpoint: u64,
+    /// Refused since policy `Local` left none.
+    pub no_local_endpoint: u64,
+}
+
+const _: () = assert!(size_of::<BackendStats>() == 16);
+const _: () = assert!(size_of::<ServiceStats>() == 16);
