@@ -3,7 +3,7 @@
 //! Cgroup links: aya attaches and pins them but neither replaces their program
 //! nor shows their descriptor, and a link that cannot be replaced in place leaves
 //! a gap at every upgrade. Maps: aya creates them without type information
-//! outside of an object.
+//! outside of an object. And one getsockopt(2).
 
 use std::ffi::CString;
 use std::io;
@@ -209,6 +209,27 @@ pub fn create_like(template: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         btf_value_type_id: like.btf_value_type_id,
     };
     bpf(BPF_MAP_CREATE, &map).and_then(owned)
+}
+
+/// A socket option that is a number of 64 bits (level SOL_SOCKET).
+pub fn socket_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<u64> {
+    let mut value = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `value`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            std::ptr::from_mut(&mut value).cast(),
+            &mut length,
+        )
+    };
+    if result == 0 {
+        Ok(value)
+    } else {
+        Err(io::Error::last_os_error())
+    }
 }
 
 fn info<T: Default + FromBytes + IntoBytes + Immutable>(object: BorrowedFd<'_>) -> io::Result<T> {

@@ -6,16 +6,17 @@
 //! only from Linux 5.14 on, and would not show that the cgroup is right.
 
 use super::settings::update_settings;
+use crate::sys;
 use anyhow::{Context, Result, bail};
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::path::Path;
 
 /// Connects a UDP socket to loopback (no packet is sent) and stores the cookie
 /// that the programs saw.
 pub(super) fn host_netns_cookie(pin_dir: &Path) -> Result<u64> {
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).context("opening the probe socket")?;
-    let probe = socket_cookie(&socket)?;
+    let probe = sys::socket_option(socket.as_fd(), libc::SO_COOKIE).context("reading SO_COOKIE")?;
     update_settings(pin_dir, |settings| {
         settings.probe_socket_cookie = probe;
         settings.probe_netns_cookie = 0;
@@ -35,23 +36,4 @@ pub(super) fn host_netns_cookie(pin_dir: &Path) -> Result<u64> {
         );
     }
     Ok(settings.host_netns_cookie)
-}
-
-fn socket_cookie(socket: &UdpSocket) -> Result<u64> {
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            std::ptr::from_mut(&mut cookie).cast(),
-            &mut length,
-        )
-    };
-    if result != 0 {
-        return Err(std::io::Error::last_os_error()).context("reading SO_COOKIE");
-    }
-    Ok(cookie)
 }

@@ -5,13 +5,14 @@
 //! namespace; to enter namespaces it needs CAP_SYS_ADMIN.
 
 use super::Sockets;
+use crate::sys;
 use anyhow::{Context, Result};
 use nix::sched::{CloneFlags, setns};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::AsRawFd;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
@@ -89,21 +90,5 @@ fn children(directory: &str) -> impl Iterator<Item = PathBuf> + use<> {
 /// Cookie of the calling thread's namespace.
 fn cookie() -> io::Result<u64> {
     let socket = UdpSocket::bind("[::]:0").or_else(|_| UdpSocket::bind("0.0.0.0:0"))?;
-    let mut cookie = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `cookie`.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            SO_NETNS_COOKIE,
-            std::ptr::from_mut(&mut cookie).cast(),
-            &mut length,
-        )
-    };
-    if result == 0 {
-        Ok(cookie)
-    } else {
-        Err(io::Error::last_os_error())
-    }
+    sys::socket_option(socket.as_fd(), SO_NETNS_COOKIE)
 }

@@ -1,0 +1,69 @@
+//! The rules, from the description alone.
+
+use crate::world::{Endpoint, World};
+use proxy_common::decide::Request;
+use proxy_common::{DropReason, EndpointSet, Protocol};
+use std::net::IpAddr;
+
+/// What the model allows.
+#[derive(Debug, PartialEq)]
+pub(super) enum Allowed {
+    NotOurs,
+    Refused(DropReason),
+    OneOf(Vec<Endpoint>),
+}
+
+/// The rules of semantics.md 7, 8, 13 to 18, from the description alone.
+pub(super) fn model(world: &World, request: &Request, is_host: bool) -> Allowed {
+    let to = request.destination.to_ip();
+    let asks = |port: u16, protocol: Protocol| port == request.port && protocol == request.protocol;
+    let find = |wanted: Option<IpAddr>| {
+        world.services.iter().find_map(|service| {
+            let frontend = service
+                .frontends
+                .iter()
+                .find(|it| it.0 == wanted && asks(it.1, it.2))?;
+            Some((service, frontend.3))
+        })
+    };
+    let serves_node_ports = if to.is_loopback() {
+        is_host
+    } else {
+        world.node_addresses.contains(&to)
+    };
+    let found = find(Some(to)).or_else(|| if serves_node_ports { find(None) } else { None });
+    let Some((service, set)) = found else {
+        return match () {
+            () if serves_node_ports => Allowed::NotOurs,
+            () if world.cluster_ips.contains(&to) => Allowed::Refused(DropReason::PortNotInService),
+            () if world.service_cidr == Some(to) => Allowed::Refused(DropReason::UnassignedAddress),
+            () => Allowed::NotOurs,
+        };
+    };
+    let family: Vec<Endpoint> = service
+        .endpoints
+        .iter()
+        .filter(|it| it.address.is_ipv4() == to.is_ipv4())
+        .copied()
+        .collect();
+    let usable: Vec<Endpoint> = family
+        .iter()
+        .filter(|it| {
+            if set == EndpointSet::Local {
+                it.local
+            } else {
+                it.cluster
+            }
+        })
+        .copied()
+        .collect();
+    if !usable.is_empty() {
+        return Allowed::OneOf(usable);
+    }
+    let elsewhere = set == EndpointSet::Local && family.iter().any(|it| it.cluster);
+    Allowed::Refused(if elsewhere {
+        DropReason::NoLocalEndpoint
+    } else {
+        DropReason::NoEndpoint
+    })
+}

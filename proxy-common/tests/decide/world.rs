@@ -1,0 +1,201 @@
+//! What the world looks like, and the maps that encode it.
+
+use proxy_common::decide::{FrontendLookup, Maps};
+use proxy_common::{
+    Address, Affinity, AffinityKey, Backend, BackendId, EndpointSet, Frontend, FrontendKey,
+    FrontendKind, Protocol, Scope, ServiceId, TableRef,
+};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+/// What the world looks like, as a person would write it down.
+#[derive(Clone, Debug, Default)]
+pub(super) struct World {
+    pub(super) services: Vec<Service>,
+    pub(super) node_addresses: BTreeSet<IpAddr>,
+    pub(super) cluster_ips: BTreeSet<IpAddr>,
+    pub(super) service_cidr: Option<IpAddr>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Service {
+    pub(super) affinity_timeout_s: u32,
+    /// (address or None for a NodePort, port, protocol, set)
+    pub(super) frontends: Vec<(Option<IpAddr>, u16, Protocol, EndpointSet)>,
+    pub(super) endpoints: Vec<Endpoint>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Endpoint {
+    pub(super) address: IpAddr,
+    pub(super) cluster: bool,
+    pub(super) local: bool,
+    pub(super) serving: bool,
+}
+
+/// A client: its namespace, and its clock.
+pub(super) struct Client {
+    pub(super) cookie: u64,
+    pub(super) is_host: bool,
+    pub(super) now_s: Cell<u32>,
+}
+
+/// The maps that encode a world.
+pub(super) struct Encoded<'a> {
+    pub(super) frontends: BTreeMap<FrontendKey, Frontend>,
+    pub(super) backends: Vec<Backend>,
+    pub(super) lines: Vec<BackendId>,
+    pub(super) affinity: RefCell<BTreeMap<(u64, ServiceId, u32), Affinity>>,
+    pub(super) world: &'a World,
+    pub(super) client: &'a Client,
+    pub(super) random: Cell<u32>,
+}
+
+pub(super) const GENERATION: u32 = 7;
+
+impl<'a> Encoded<'a> {
+    pub(super) fn new(world: &'a World, client: &'a Client) -> Self {
+        let unused = Backend {
+            address: Address::ANY_V6,
+            port: 0,
+            local: 0,
+            state: 0,
+            service: 0,
+            generation: 0,
+            _reserved: 0,
+        };
+        let mut maps = Self {
+            frontends: BTreeMap::new(),
+            backends: vec![unused],
+            lines: Vec::new(),
+            affinity: RefCell::default(),
+            world,
+            client,
+            random: Cell::new(12345),
+        };
+        for (service, id) in world.services.iter().zip(1..) {
+            maps.encode(service, id);
+        }
+        maps
+    }
+
+    fn encode(&mut self, service: &Service, id: ServiceId) {
+        let first = self.backends.len() as u32;
+        for endpoint in &service.endpoints {
+            let bit = |holds, bit| if holds { bit } else { 0 };
+            let state = bit(endpoint.cluster, Backend::IN_CLUSTER_SET)
+                | bit(endpoint.local, Backend::IN_LOCAL_SET)
+                | bit(endpoint.serving, Backend::SERVING);
+            let address = endpoint.address.into();
+            self.backends.push(Backend {
+                address,
+                port: 8080,
+                local: 0,
+                state,
+                service: id,
+                generation: GENERATION,
+                _reserved: 0,
+            });
+        }
+        for (address, port, protocol, set) in &service.frontends {
+            for wildcard in [Address::ANY_V4, Address::ANY_V6] {
+                let address = address.map_or(wildcard, Address::from);
+                let members = (first..)
+                    .zip(&service.endpoints)
+                    .filter(|(_, it)| it.address.is_ipv4() == address.is_v4());
+                let ids: Vec<u32> = members
+                    .clone()
+                    .filter(|(_, it)| {
+                        if *set == EndpointSet::Cluster {
+                            it.cluster
+                        } else {
+                            it.local
+                        }
+                    })
+                    .map(|(id, _)| id)
+                    .collect();
+                let table = TableRef {
+                    chunk: 0,
+                    first_line: self.lines.len() as u32,
+                    length: ids.len() as u32,
+                };
+                let elsewhere = ids.is_empty()
+                    && *set == EndpointSet::Local
+                    && members.clone().any(|(_, it)| it.cluster);
+                self.lines.extend(ids);
+                let key = FrontendKey {
+                    address,
+                    port: *port,
+                    protocol: *protocol,
+                    scope: Scope::Internal,
+                };
+                let frontend = Frontend {
+                    key,
+                    generation: 1,
+                    service: id,
+                    table,
+                    affinity_timeout_s: service.affinity_timeout_s,
+                    kind: FrontendKind::ClusterIp,
+                    set: *set,
+                    elsewhere: elsewhere.into(),
+                    _reserved: 0,
+                };
+                self.frontends.entry(key).or_insert(frontend);
+            }
+        }
+    }
+}
+
+impl Maps for Encoded<'_> {
+    fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
+        self.frontends
+            .get(key)
+            .map_or(FrontendLookup::Missing, |it| FrontendLookup::Found(*it))
+    }
+    fn is_node_address(&self, address: &Address) -> bool {
+        self.world.node_addresses.contains(&address.to_ip())
+    }
+    fn is_cluster_ip(&self, address: &Address) -> bool {
+        self.world.cluster_ips.contains(&address.to_ip())
+    }
+    fn in_service_cidr(&self, address: &Address) -> bool {
+        self.world.service_cidr == Some(address.to_ip())
+    }
+    fn table_entry(&self, table: TableRef, index: u32) -> Option<BackendId> {
+        self.lines.get((table.first_line + index) as usize).copied()
+    }
+    fn backend(&self, id: BackendId) -> Option<Backend> {
+        self.backends.get(id as usize).copied()
+    }
+    fn affinity(&self, key: &AffinityKey) -> Option<Affinity> {
+        self.affinity
+            .borrow()
+            .get(&(key.client, key.service, key.family))
+            .copied()
+    }
+    fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
+        self.affinity
+            .borrow_mut()
+            .insert((key.client, key.service, key.family), *value);
+    }
+    fn client(&self) -> u64 {
+        self.client.cookie
+    }
+    fn client_is_host(&self) -> bool {
+        self.client.is_host
+    }
+    fn random(&self) -> u32 {
+        // Any spread will do; a fixed one makes failures repeat.
+        self.random.set(
+            self.random
+                .get()
+                .wrapping_mul(1_664_525)
+                .wrapping_add(1_013_904_223),
+        );
+        self.random.get() >> 8
+    }
+    fn now_s(&self) -> u32 {
+        self.client.now_s.get()
+    }
+}
