@@ -4,7 +4,7 @@
 //! where it has the option.
 
 use crate::attach::{AttachOptions, MapSizes};
-use crate::resolve::ResolveOptions;
+use crate::resolve::{ResolveOptions, Skip};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use ipnet::IpNet;
@@ -70,6 +70,9 @@ pub struct Options {
     /// Serve spec.externalIPs (anyone who may write a Service can claim an address: CVE-2020-8554) [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub external_ips: Option<bool>,
+    /// Frontends to leave alone, as ADDRESS, ADDRESS:PORT or ADDRESS:PORT/PROTOCOL (NodeLocal DNSCache)
+    #[arg(long, value_name = "FRONTEND", value_delimiter = ',')]
+    pub skip_frontends: Option<Vec<Skip>>,
     /// Value of the label service.kubernetes.io/service-proxy-name that means this proxy
     #[arg(long, value_name = "NAME")]
     pub service_proxy_name: Option<String>,
@@ -124,6 +127,7 @@ impl Options {
                 pin_dir,
                 host_namespace_only,
                 external_ips,
+                skip_frontends,
                 service_proxy_name,
                 frontends_max,
                 backends_max,
@@ -160,6 +164,7 @@ impl Options {
                 bail!("--{flag} {size} is not between 2 and {}", 1 << 26);
             }
         }
+        let skip = options.skip_frontends.unwrap_or_default();
         Ok(Config {
             node_name: node_name(options.hostname_override)?,
             source: match options.manifests {
@@ -196,10 +201,12 @@ impl Options {
                 sizes,
                 host_only: options.host_namespace_only.unwrap_or(false),
                 service_cidrs: options.service_cidrs.unwrap_or_default(),
+                left_alone: skip.iter().map(|it| it.address).collect(),
             },
             resolve: ResolveOptions {
                 service_proxy_name: options.service_proxy_name.map(Into::into),
                 external_ips: options.external_ips.unwrap_or(true),
+                skip,
             },
         })
     }

@@ -243,7 +243,9 @@ impl Maps for SocketMaps<'_> {
 
     #[inline(always)]
     fn in_service_cidr(&self, address: &Address) -> bool {
-        SERVICE_CIDRS.get(&Key::new(128, *address)).is_some()
+        SERVICE_CIDRS
+            .get(&Key::new(128, *address))
+            .is_some_and(|refuse| *refuse != 0)
     }
 
     #[inline(always)]

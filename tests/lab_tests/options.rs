@@ -93,6 +93,34 @@ fn only_sockets_of_the_host_namespace_are_translated_if_asked() {
 }
 
 #[test]
+fn frontends_to_skip_are_left_to_whoever_serves_them() {
+    // Semantics 36: a NodeLocal DNSCache listens on the DNS Service's address.
+    let flags: &[&str] = &[
+        "--skip-frontends",
+        "10.96.8.1:80",
+        "--service-cidrs",
+        SERVICE_CIDRS,
+    ];
+    story(node_with(flags), |lab| {
+        lab.node("n1").host().ip("addr add 10.96.8.1/32 dev lo")?;
+        let cache = lab.node("n1").process("cache")?;
+        for port in [80, 9153] {
+            cache.listen(Transport::Tcp, Ipv4Addr::new(10, 96, 8, 1).into(), port)?;
+        }
+        let object = web().cluster_ip("fd00:96::8001").port("other", 81, 8080);
+        let (_backend, client) = start(lab, &object)?;
+        for peer in [&client, lab.node("n1").host()] {
+            peer.tcp("10.96.8.1:80")?.answered_by("cache")?;
+            // A port of its own, which the Service does not define.
+            peer.tcp("10.96.8.1:9153")?.answered_by("cache")?;
+            // Not skipped: the other family.
+            peer.tcp("[fd00:96::8001]:80")?.answered_by("b1")?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn external_ips_can_be_switched_off() {
     story(node_with(&["--external-ips", "false"]), |lab| {
         lab.switch().ip("addr add 203.0.113.81/32 dev br0")?;

@@ -18,6 +18,7 @@ use ipnet::IpNet;
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
 use std::fs::File;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// The socket programs: name in the object, of the pin and of the hook.
@@ -49,6 +50,8 @@ pub struct AttachOptions {
     pub host_only: bool,
     /// Address ranges set aside for Services.
     pub service_cidrs: Vec<IpNet>,
+    /// Addresses in those ranges that somebody else serves.
+    pub left_alone: Vec<IpAddr>,
 }
 
 /// Where the link of a program is pinned.

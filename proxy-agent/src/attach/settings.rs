@@ -5,7 +5,13 @@ use anyhow::{Context, Result};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData};
 use proxy_common::{Address, Settings, mapped_prefix_length};
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
+
+/// Values of map `service_cidrs`: the longest prefix decides.
+const REFUSE: u32 = 1;
+const LEAVE_ALONE: u32 = 0;
 
 /// Writes what the programs must know before they run.
 pub(super) fn configure(pin_dir: &Path, options: &AttachOptions) -> Result<()> {
@@ -16,26 +22,27 @@ pub(super) fn configure(pin_dir: &Path, options: &AttachOptions) -> Result<()> {
         MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;
     let mut map: LpmTrie<_, [u8; size_of::<Address>()], u32> =
         aya::maps::Map::LpmTrie(map).try_into()?;
-    let wanted: Vec<(u32, [u8; 16])> = options
-        .service_cidrs
-        .iter()
-        .map(|cidr| {
-            (
-                mapped_prefix_length(cidr.network(), cidr.prefix_len()),
-                Address::from(cidr.network()).bytes,
-            )
-        })
-        .collect();
+    let entry = |ip: IpAddr, length, value: u32| {
+        (
+            (mapped_prefix_length(ip, length), Address::from(ip).bytes),
+            value,
+        )
+    };
+    let ranges = options.service_cidrs.iter();
+    let ranges = ranges.map(|cidr| entry(cidr.network(), cidr.prefix_len(), REFUSE));
+    let alone = options.left_alone.iter();
+    let alone = alone.map(|&ip| entry(ip, if ip.is_ipv4() { 32 } else { 128 }, LEAVE_ALONE));
+    let wanted: BTreeMap<(u32, [u8; 16]), u32> = ranges.chain(alone).collect();
     let present = map
         .keys()
         .collect::<Result<Vec<_>, _>>()
         .context("reading map service_cidrs")?;
-    for (prefix, address) in &wanted {
-        map.insert(&Key::new(*prefix, *address), 1, 0)
+    for ((prefix, address), value) in &wanted {
+        map.insert(&Key::new(*prefix, *address), value, 0)
             .context("writing map service_cidrs")?;
     }
     for key in present {
-        if !wanted.contains(&(key.prefix_len(), key.data())) {
+        if !wanted.contains_key(&(key.prefix_len(), key.data())) {
             map.remove(&key).context("writing map service_cidrs")?;
         }
     }

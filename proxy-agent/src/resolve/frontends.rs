@@ -2,7 +2,7 @@
 //!
 //! Corresponds to pkg/proxy/serviceport.go of kubernetes/kubernetes.
 
-use super::{ResolveOptions, ResolvedFrontend, address};
+use super::{ResolveOptions, ResolvedFrontend, Skip, address};
 use crate::model::{Family, Kind, Reason, Service, ServicePort, ServiceType, Warning};
 use proxy_common::{Address, EndpointSet, FrontendKind};
 use std::net::IpAddr;
@@ -68,9 +68,14 @@ impl Addresses {
         }
     }
 
-    /// The frontends of one port. An address that several fields have counts
+    /// The frontends of one port, but for those to skip. An address that several fields have counts
     /// once, as the first of ClusterIP, load balancer, externalIP.
-    pub(super) fn frontends(&self, service: &Service, port: &ServicePort) -> Vec<ResolvedFrontend> {
+    pub(super) fn frontends(
+        &self,
+        service: &Service,
+        port: &ServicePort,
+        skip: &[Skip],
+    ) -> Vec<ResolvedFrontend> {
         let mut frontends = Vec::<ResolvedFrontend>::new();
         let fields = [
             (FrontendKind::ClusterIp, &self.cluster_ips),
@@ -105,6 +110,12 @@ impl Addresses {
             kind,
             set: set(service, kind),
         }));
+        frontends.retain(|frontend| {
+            let address = frontend.address.to_ip();
+            !skip
+                .iter()
+                .any(|skip| skip.covers(address, frontend.port, port.protocol))
+        });
         frontends
     }
 }

@@ -11,9 +11,12 @@
 mod address;
 mod endpoints;
 mod frontends;
+mod skip;
 #[cfg(test)]
 mod tests;
 mod topology;
+
+pub use skip::{NoSkip, Skip};
 
 use crate::model::{EndpointSlice, ObjectName, Service, Warning};
 use proxy_common::{Address, EndpointSet, FrontendKind, Protocol};
@@ -38,6 +41,8 @@ pub struct ResolveOptions {
     /// Whether `spec.externalIPs` are served (KEP-5707): whoever may write a
     /// Service can claim any address by them (CVE-2020-8554).
     pub external_ips: bool,
+    /// Frontends that are not served.
+    pub skip: Vec<Skip>,
 }
 
 /// A Service as this node serves it.
@@ -135,10 +140,13 @@ pub fn resolve<'a>(
             affinity_timeout_s: service.affinity_timeout_s,
             internal_local: service.internal_local,
             external_local: service.external_local,
-            frontends: addresses.frontends(service, port),
+            frontends: addresses.frontends(service, port, &options.skip),
             endpoints: topology::assign(&endpoints::join(port, &slices, node, &mut warnings), node),
         })
         .collect();
+    // What else is asked of a ClusterIP that somebody else serves is not ours to refuse.
+    let is_left_alone = |ip: &IpAddr| options.skip.iter().any(|skip| skip.address == *ip);
     resolved.cluster_ips = addresses.cluster_ips;
+    resolved.cluster_ips.retain(|ip| !is_left_alone(ip));
     (resolved, warnings)
 }

@@ -396,6 +396,7 @@ fn any_events() -> impl Strategy<Value = Vec<Event>> {
 /// What the agent would do with each Service.
 fn answers(store: &Store) -> BTreeMap<ObjectName, ResolvedService> {
     let options = ResolveOptions {
+        skip: Vec::new(),
         service_proxy_name: None,
         external_ips: true,
     };

@@ -27,6 +27,7 @@ pub(super) fn node() -> NodeView {
 
 pub(super) fn options() -> ResolveOptions {
     ResolveOptions {
+        skip: Vec::new(),
         service_proxy_name: None,
         external_ips: true,
     }
