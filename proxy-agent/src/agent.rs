@@ -12,7 +12,7 @@ use crate::observe::{Health, Metrics, serve_health, serve_metrics};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Change, KernelError, Publisher, Retired};
 use crate::resolve;
-use crate::sockets;
+use crate::sockets::{self, Clients};
 use crate::source::kube::KubeOptions;
 use crate::source::{self, Event};
 use crate::store::Store;
@@ -69,6 +69,7 @@ pub async fn run(config: Config) -> Result<()> {
         freed: None,
         sweep: None,
         sweep_due: false,
+        clients: None,
         reported: BTreeMap::new(),
         local_addresses: Vec::new(),
         started: Timestamp::now(),
@@ -125,6 +126,8 @@ struct Agent {
     /// The look at connected UDP sockets that is under way, and whether another is due.
     sweep: Option<JoinHandle<Result<sockets::Outcome>>>,
     sweep_due: bool,
+    /// Once a Service has source ranges.
+    clients: Option<Clients>,
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
     local_addresses: Vec<IpAddr>,
@@ -183,6 +186,7 @@ impl Agent {
                 changed = addresses.changed() => {
                     changed.context("the watch of this node's addresses ended")?;
                     self.local_addresses = addresses.borrow_and_update().clone().unwrap_or_default();
+                    self.store.set_node_addresses(self.local_addresses.clone());
                     self.publish_node_addresses()?;
                 }
                 () = wait_until(retry_at) => {}
@@ -236,6 +240,7 @@ impl Agent {
             self.waiting_since = None;
             return Ok(());
         }
+        self.find_clients();
         self.health.pending();
         let started = Instant::now();
         let waited_from = self.waiting_since.take().unwrap_or(started);
@@ -269,6 +274,16 @@ impl Agent {
             self.health.updated();
         }
         Ok(())
+    }
+
+    /// Clients' addresses must be known before a Service asks for them.
+    fn find_clients(&mut self) {
+        let wanted = self.store.has_source_ranges();
+        match &self.clients {
+            Some(clients) => clients.set_wanted(wanted),
+            None if wanted => self.clients = Some(Clients::start(&self.config.attach.pin_dir)),
+            None => {}
+        }
     }
 
     /// Changes from before the agent came would tell how long it was away

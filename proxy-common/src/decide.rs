@@ -6,7 +6,7 @@
 
 use crate::{
     Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend,
-    FrontendKey, Protocol, Scope, ServiceId, TableRef,
+    FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 
 /// What a look-up in `frontends` found.
@@ -38,6 +38,10 @@ pub trait Maps {
     fn affinity(&self, key: &AffinityKey) -> Option<Affinity>;
     /// Stores into map `affinity`; a full map evicts the record used longest ago.
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity);
+    /// Map `source_ranges`: whether one of the service port's ranges has the address.
+    fn source_allowed(&self, service: ServiceId, address: &Address) -> bool;
+    /// Map `netns_addresses`: the client's address in a family, if it is known.
+    fn client_address(&self, v4: bool) -> Option<Address>;
     /// Cookie of the client's network namespace, never 0.
     fn client(&self) -> u64;
     /// Whether the client is in the host's network namespace.
@@ -140,7 +144,7 @@ pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision
         Ok(None) => return Decision::NotOurs,
         Err(reason) => return Decision::Refuse(Refusal { reason, service: 0 }),
     };
-    match choose(maps, &frontend, kept) {
+    match check_source(maps, &frontend).and_then(|()| choose(maps, &frontend, kept)) {
         Ok(target) => Decision::Forward(target),
         Err(reason) => Decision::Refuse(Refusal {
             reason,
@@ -185,6 +189,24 @@ fn stable(lookup: FrontendLookup) -> Result<Option<Frontend>, DropReason> {
         FrontendLookup::Found(frontend) => Ok(Some(frontend)),
         FrontendLookup::Missing => Ok(None),
         FrontendLookup::Unstable => Err(DropReason::FrontendUnstable),
+    }
+}
+
+/// Whether the frontend takes the client (semantics 22).
+#[inline(always)]
+fn check_source(maps: &impl Maps, frontend: &Frontend) -> Result<(), DropReason> {
+    match frontend.source_filter {
+        SourceFilter::Anyone => return Ok(()),
+        SourceFilter::RangesAndHost if maps.client_is_host() => return Ok(()),
+        SourceFilter::Ranges | SourceFilter::RangesAndHost => {}
+    }
+    let client = maps
+        .client_address(frontend.key.address.is_v4())
+        .ok_or(DropReason::SourceUnknown)?;
+    if maps.source_allowed(frontend.service, &client) {
+        Ok(())
+    } else {
+        Err(DropReason::SourceNotAllowed)
     }
 }
 

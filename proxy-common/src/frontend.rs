@@ -135,6 +135,31 @@ pub enum EndpointSet {
     Local = 1,
 }
 
+/// Which clients a frontend takes (`spec.loadBalancerSourceRanges`).
+#[repr(u8)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+pub enum SourceFilter {
+    /// Everybody.
+    Anyone = 0,
+    /// Those whose address is in map `source_ranges`.
+    Ranges = 1,
+    /// Those, and processes of this node: one of its addresses is in a range.
+    RangesAndHost = 2,
+}
+
 /// Key of `frontends`.
 #[repr(C)]
 #[derive(
@@ -183,7 +208,7 @@ impl FrontendKey {
 ///    "value": { "key": { … }, "generation": 7, "service": 3,
 ///               "table": { "chunk": 0, "first_line": 12, "length": 2 },
 ///               "affinity_timeout_s": 0, "kind": "ClusterIp", "set": "Cluster",
-///               "elsewhere": 0, "_reserved": 0 } }]
+///               "elsewhere": 0, "source_filter": "Anyone" } }]
 /// ```
 ///
 /// The key is repeated and a generation added since the kernel may recycle a
@@ -209,8 +234,8 @@ pub struct Frontend {
     /// 1 if `set` is `Local`, has no endpoint, and the cluster set has some:
     /// tells "no local endpoint" from "no endpoint" in the counters.
     pub elsewhere: u8,
-    /// Always 0.
-    pub _reserved: u8,
+    /// Which clients are taken.
+    pub source_filter: SourceFilter,
 }
 
 const _: () = assert!(size_of::<FrontendKey>() == 20);

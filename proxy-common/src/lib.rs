@@ -24,6 +24,7 @@ mod reason;
 mod service;
 mod settings;
 mod socket_flow;
+mod source_range;
 mod stats;
 mod table;
 mod udp_socket;
@@ -31,11 +32,14 @@ mod udp_socket;
 pub use address::{Address, mapped_prefix_length};
 pub use affinity::{Affinity, AffinityKey};
 pub use backend::{Backend, BackendId};
-pub use frontend::{EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope};
+pub use frontend::{
+    EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
+};
 pub use reason::DropReason;
 pub use service::{ServiceId, ServiceRecord};
 pub use settings::Settings;
 pub use socket_flow::{SocketFlow, UDP_FLOWS_PER_SOCKET, UdpFlows};
+pub use source_range::{NetnsAddresses, SourceRange};
 pub use stats::{BackendStats, ServiceStats};
 pub use table::{IDS_PER_LINE, TableLine, TableRef};
 pub use udp_socket::UdpSocket;

@@ -26,6 +26,12 @@ pub const ADDRESSES_MAX: u32 = 65_536;
 /// too, but does not notice when its backend goes.
 pub const UDP_SOCKETS_MAX: u32 = 65_536;
 
+/// Source ranges of all services together (allocated as needed).
+pub const SOURCE_RANGES_MAX: u32 = 65_536;
+
+/// Network namespaces whose address is known (about 1 MiB).
+pub const NETNS_MAX: u32 = 8_192;
+
 /// Addresses of this node that serve NodePorts.
 pub const NODE_ADDRESSES_MAX: u32 = 4_096;
 

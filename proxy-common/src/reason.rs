@@ -21,11 +21,15 @@ pub enum DropReason {
     /// A table or backend that a frontend names is missing. Never in a sound
     /// set of maps.
     BackendMissing = 5,
+    /// The client is in none of the Service's source ranges.
+    SourceNotAllowed = 6,
+    /// The Service has source ranges, and the client's address is not known (yet).
+    SourceUnknown = 7,
 }
 
 impl DropReason {
     /// Number of reasons.
-    pub const COUNT: u32 = 6;
+    pub const COUNT: u32 = 8;
 
     /// Every reason, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -35,6 +39,8 @@ impl DropReason {
         Self::UnassignedAddress,
         Self::FrontendUnstable,
         Self::BackendMissing,
+        Self::SourceNotAllowed,
+        Self::SourceUnknown,
     ];
 
     /// The metric label.
@@ -46,6 +52,8 @@ impl DropReason {
             Self::UnassignedAddress => "unassigned_address",
             Self::FrontendUnstable => "frontend_unstable",
             Self::BackendMissing => "backend_missing",
+            Self::SourceNotAllowed => "source_not_allowed",
+            Self::SourceUnknown => "source_unknown",
         }
     }
 
@@ -58,6 +66,10 @@ impl DropReason {
             Self::UnassignedAddress => "an address of the service CIDRs that no Service has",
             Self::FrontendUnstable => "a frontend changed twice while it was read",
             Self::BackendMissing => "a table or backend that a frontend names is missing",
+            Self::SourceNotAllowed => "the client is in none of the Service's source ranges",
+            Self::SourceUnknown => {
+                "the Service has source ranges, the client's address is not known"
+            }
         }
     }
 }

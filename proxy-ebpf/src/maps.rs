@@ -18,8 +18,8 @@ use aya_ebpf::{
 };
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, DropReason, Frontend,
-    FrontendKey, IDS_PER_LINE, ServiceId, ServiceRecord, ServiceStats, Settings, SocketFlow,
-    TableLine, TableRef, UdpFlows, UdpSocket,
+    FrontendKey, IDS_PER_LINE, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats, Settings,
+    SocketFlow, SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
     decide::{BackendRef, FrontendLookup, Maps, Refusal},
     limits,
 };
@@ -53,6 +53,14 @@ static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usi
 #[btf_map(name = "service_cidrs")]
 static SERVICE_CIDRS: LpmTrie<Address, u32, { limits::SERVICE_CIDRS_MAX as usize }> =
     LpmTrie::new();
+
+#[btf_map(name = "source_ranges")]
+static SOURCE_RANGES: LpmTrie<SourceRange, u32, { limits::SOURCE_RANGES_MAX as usize }> =
+    LpmTrie::new();
+
+#[btf_map(name = "netns_addresses")]
+static NETNS_ADDRESSES: HashMap<u64, NetnsAddresses, { limits::NETNS_MAX as usize }> =
+    HashMap::new();
 
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, { limits::AFFINITY_MAX as usize }> =
@@ -271,6 +279,25 @@ impl Maps for SocketMaps<'_> {
     fn remember_affinity(&self, key: &AffinityKey, value: &Affinity) {
         // An LRU map makes room by itself; if it cannot, the next connection picks anew.
         let _ = AFFINITY.insert(key, value, 0);
+    }
+
+    #[inline(always)]
+    fn source_allowed(&self, service: ServiceId, address: &Address) -> bool {
+        let client = SourceRange {
+            service,
+            address: *address,
+        };
+        SOURCE_RANGES
+            .get(&Key::new(SourceRange::BITS, client))
+            .is_some()
+    }
+
+    #[inline(always)]
+    fn client_address(&self, v4: bool) -> Option<Address> {
+        let element = NETNS_ADDRESSES.get_ptr(netns_cookie(self.ctx))?;
+        // SAFETY: the element is valid while the program runs.
+        let address = unsafe { if v4 { (*element).v4 } else { (*element).v6 } };
+        (!address.same(address.wildcard())).then_some(address)
     }
 
     #[inline(always)]

@@ -3,7 +3,8 @@
 use aya::maps::MapInfo;
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendStats, DropReason, Frontend, FrontendKey,
-    ServiceRecord, ServiceStats, Settings, SocketFlow, TableLine, UdpFlows, UdpSocket, limits,
+    NetnsAddresses, ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange, TableLine,
+    UdpFlows, UdpSocket, limits,
 };
 use std::path::Path;
 
@@ -47,7 +48,7 @@ pub struct MapSpec {
 
 impl MapSpec {
     /// Every map, in the order of a look-up.
-    pub fn all(sizes: &MapSizes) -> [Self; 16] {
+    pub fn all(sizes: &MapSizes) -> [Self; 18] {
         let address = size_of::<Address>();
         let spec = |name, key_size, value_size, max_entries| Self {
             name,
@@ -74,6 +75,18 @@ impl MapSpec {
             ),
             spec("backends", 4, size_of::<Backend>(), sizes.backends),
             spec("services", 4, size_of::<ServiceRecord>(), sizes.services),
+            spec(
+                "source_ranges",
+                4 + size_of::<SourceRange>(),
+                4,
+                limits::SOURCE_RANGES_MAX,
+            ),
+            spec(
+                "netns_addresses",
+                8,
+                size_of::<NetnsAddresses>(),
+                limits::NETNS_MAX,
+            ),
             spec(
                 "affinity",
                 size_of::<AffinityKey>(),

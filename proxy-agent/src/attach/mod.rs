@@ -9,6 +9,7 @@ mod probe;
 mod settings;
 
 pub use maps::{MapSizes, MapSpec};
+pub use probe::observed_netns_cookie;
 
 use anyhow::{Context, Result, bail};
 use aya::programs::ProgramType;
@@ -76,7 +77,7 @@ pub fn attach(options: &AttachOptions) -> Result<()> {
         links::put_in_place(program, &cgroup, &link_path(&options.pin_dir, name))
             .with_context(|| format!("attaching {name} to {}", options.cgroup_root.display()))?;
     }
-    let cookie = probe::host_netns_cookie(&options.pin_dir).with_context(|| {
+    let cookie = probe::find_host(&options.pin_dir).with_context(|| {
         format!(
             "checking that the programs on {} run",
             options.cgroup_root.display()

@@ -1,10 +1,12 @@
 //! From a resolved service port to map elements: pure.
 
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
+use ipnet::IpNet;
 use proxy_common::{
     Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, Scope, ServiceId,
-    ServiceRecord, TableRef,
+    ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
 };
+use std::collections::BTreeSet;
 
 /// Address and port: what tells the backends of one service port apart.
 pub type BackendKey = (Address, u16);
@@ -133,8 +135,26 @@ pub fn frontend(
         kind: frontend.kind,
         set: frontend.set,
         elsewhere: elsewhere.into(),
-        _reserved: 0,
+        source_filter: frontend.source_filter,
     }
+}
+
+/// The keys of `source_ranges` for a service port: prefix length and range; none
+/// if no frontend is filtered.
+pub fn source_ranges(service: ServiceId, port: &ResolvedPort) -> BTreeSet<(u32, SourceRange)> {
+    let is_filtered = |it: &ResolvedFrontend| it.source_filter != SourceFilter::Anyone;
+    if !port.frontends.iter().any(is_filtered) {
+        return BTreeSet::new();
+    }
+    let key = |range: &IpNet| {
+        let length = mapped_prefix_length(range.network(), range.prefix_len());
+        let address = range.network().into();
+        (
+            SourceRange::SERVICE_BITS + length,
+            SourceRange { service, address },
+        )
+    };
+    port.source_ranges.iter().map(key).collect()
 }
 
 /// The element of `services`; `None` if the name is longer than the API allows.

@@ -1,6 +1,7 @@
 //! `v1/Service`.
 
 use crate::model::{Family, Interner, Kind, ObjectName, Reason, Warning, ip, meta};
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_common::Protocol;
 use serde::Deserialize;
@@ -54,6 +55,8 @@ pub struct Service {
     pub external_ips: Box<[IpAddr]>,
     /// `status.loadBalancer.ingress[].ip` with `ipMode` VIP (KEP-1860).
     pub load_balancer_ips: Box<[IpAddr]>,
+    /// `spec.loadBalancerSourceRanges`.
+    pub source_ranges: Box<[IpNet]>,
     /// Seconds of session affinity, 0 for none.
     pub affinity_timeout_s: u32,
     /// Whether `spec.internalTrafficPolicy` is `Local` (KEP-2086).
@@ -119,6 +122,7 @@ struct RawSpec {
     ip_families: Option<Vec<String>>,
     #[serde(rename = "externalIPs")]
     external_ips: Option<Vec<String>>,
+    load_balancer_source_ranges: Option<Vec<String>>,
     session_affinity: Option<String>,
     session_affinity_config: Option<RawAffinity>,
     internal_traffic_policy: Option<String>,
@@ -212,6 +216,7 @@ impl RawService {
                 "status.loadBalancer.ingress[].ip",
                 &mut warn,
             ),
+            source_ranges: spec.source_ranges(&mut warn),
             affinity_timeout_s: spec.affinity_timeout_s(&mut warn),
             internal_local: is_local(
                 spec.internal_traffic_policy.as_deref(),
@@ -275,6 +280,25 @@ impl RawSpec {
         } else {
             list
         }
+    }
+
+    /// Blanks around a range are allowed (serviceport.go). A range that cannot be
+    /// read lets nobody in, and still makes the list a filter.
+    fn source_ranges(&self, warn: &mut impl FnMut(Reason, String)) -> Box<[IpNet]> {
+        let ranges = self.load_balancer_source_ranges.iter().flatten();
+        let parse = |text: &String| match text.trim().parse::<IpNet>() {
+            Ok(range) => Some(range.trunc()),
+            Err(_) => {
+                warn(
+                    Reason::InvalidAddress,
+                    format!(
+                        "spec.loadBalancerSourceRanges {text:?} is no CIDR and lets nobody in; write one such as 192.0.2.0/24"
+                    ),
+                );
+                None
+            }
+        };
+        ranges.filter_map(parse).collect()
     }
 
     fn affinity_timeout_s(&self, warn: &mut impl FnMut(Reason, String)) -> u32 {

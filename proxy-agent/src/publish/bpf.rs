@@ -5,11 +5,12 @@
 
 use super::{AddressSet, Grace, Kernel, KernelError};
 use crate::sys;
+use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{ArrayOfMaps, HashMap, MapData, MapError};
 use memmap2::{MmapOptions, MmapRaw};
 use proxy_common::{
     Address, Backend, BackendId, BackendStats, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
-    ServiceRecord, ServiceStats, TableLine, TableRef,
+    ServiceRecord, ServiceStats, SourceRange, TableLine, TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
 use std::io;
@@ -27,6 +28,7 @@ const KEY: usize = size_of::<FrontendKey>();
 const FRONTEND: usize = size_of::<Frontend>();
 const RECORD: usize = size_of::<ServiceRecord>();
 const ADDRESS: usize = size_of::<Address>();
+const RANGE: usize = size_of::<SourceRange>();
 
 /// The pinned maps of one agent.
 pub struct BpfKernel {
@@ -35,6 +37,7 @@ pub struct BpfKernel {
     services: HashMap<MapData, u32, [u8; RECORD]>,
     vips: Bytes<[u8; ADDRESS]>,
     node_addresses: Bytes<[u8; ADDRESS]>,
+    source_ranges: LpmTrie<MapData, [u8; RANGE], u32>,
     tables: ArrayOfMaps<MapData, MapData>,
     tables_fd: OwnedFd,
     chunks: Vec<Chunk>,
@@ -97,6 +100,11 @@ impl BpfKernel {
             services: typed(services, "services")?,
             vips: typed(open(directory, "vips")?, "vips")?,
             node_addresses: typed(open(directory, "node_addresses")?, "node_addresses")?,
+            source_ranges: LpmTrie::try_from(aya::maps::Map::LpmTrie(open(
+                directory,
+                "source_ranges",
+            )?))
+            .map_err(refused("open", "source_ranges"))?,
             tables: ArrayOfMaps::try_from(aya::maps::Map::ArrayOfMaps(tables))
                 .map_err(refused("open", "tables"))?,
             tables_fd,
@@ -331,6 +339,36 @@ impl Kernel for BpfKernel {
 
     fn delete_service(&mut self, id: ServiceId) -> Result<(), KernelError> {
         absent_is_fine(self.services.remove(&id), "services")
+    }
+
+    fn source_ranges(&self) -> Result<Vec<(u32, SourceRange)>, KernelError> {
+        self.source_ranges
+            .keys()
+            .map(|key| {
+                let key = key.map_err(refused("iterate", "source_ranges"))?;
+                Ok((key.prefix_len(), zerocopy::transmute!(key.data())))
+            })
+            .collect()
+    }
+
+    fn add_source_range(
+        &mut self,
+        prefix_length: u32,
+        range: &SourceRange,
+    ) -> Result<(), KernelError> {
+        let key = Key::new(prefix_length, zerocopy::transmute!(*range));
+        self.source_ranges
+            .insert(&key, 1, 0)
+            .map_err(refused("update", "source_ranges"))
+    }
+
+    fn remove_source_range(
+        &mut self,
+        prefix_length: u32,
+        range: &SourceRange,
+    ) -> Result<(), KernelError> {
+        let key = Key::new(prefix_length, zerocopy::transmute!(*range));
+        absent_is_fine(self.source_ranges.remove(&key), "source_ranges")
     }
 
     fn addresses(&self, set: AddressSet) -> Result<Vec<Address>, KernelError> {

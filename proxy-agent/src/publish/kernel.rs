@@ -1,7 +1,8 @@
 //! The kernel as the publisher sees it: single writes that can fail.
 
 use proxy_common::{
-    Address, Backend, BackendId, Frontend, FrontendKey, ServiceId, ServiceRecord, TableRef,
+    Address, Backend, BackendId, Frontend, FrontendKey, ServiceId, ServiceRecord, SourceRange,
+    TableRef,
 };
 use std::io;
 
@@ -62,6 +63,20 @@ pub trait Kernel {
     fn set_service(&mut self, id: ServiceId, record: &ServiceRecord) -> Result<(), KernelError>;
     /// Removes an element of `services`.
     fn delete_service(&mut self, id: ServiceId) -> Result<(), KernelError>;
+    /// Every element of `source_ranges`: prefix length and key.
+    fn source_ranges(&self) -> Result<Vec<(u32, SourceRange)>, KernelError>;
+    /// Adds to `source_ranges`.
+    fn add_source_range(
+        &mut self,
+        prefix_length: u32,
+        range: &SourceRange,
+    ) -> Result<(), KernelError>;
+    /// Removes from `source_ranges`.
+    fn remove_source_range(
+        &mut self,
+        prefix_length: u32,
+        range: &SourceRange,
+    ) -> Result<(), KernelError>;
     /// Every element of an address set.
     fn addresses(&self, set: AddressSet) -> Result<Vec<Address>, KernelError>;
     /// Adds to an address set.

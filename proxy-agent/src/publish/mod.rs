@@ -33,7 +33,7 @@ use arena::Arena;
 use claims::{Claims, Rank};
 use ids::Ids;
 use port::Port;
-use proxy_common::{Address, BackendId, Frontend, FrontendKey, ServiceId, TableRef};
+use proxy_common::{Address, BackendId, Frontend, FrontendKey, ServiceId, SourceRange, TableRef};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
@@ -88,6 +88,7 @@ pub struct Retired {
     tables: Vec<TableRef>,
     backends: Vec<BackendId>,
     services: Vec<ServiceId>,
+    source_ranges: Vec<(u32, SourceRange)>,
     /// Whether a UDP backend is among them: sockets may be connected to it.
     udp: bool,
 }
@@ -99,7 +100,10 @@ impl Retired {
     }
 
     fn is_empty(&self) -> bool {
-        self.tables.is_empty() && self.backends.is_empty() && self.services.is_empty()
+        self.tables.is_empty()
+            && self.backends.is_empty()
+            && self.services.is_empty()
+            && self.source_ranges.is_empty()
     }
 }
 
@@ -220,6 +224,7 @@ impl<K: Kernel> Publisher<K> {
             tables,
             backends,
             services,
+            source_ranges,
             udp: _,
         } = retired;
         for table in tables {
@@ -229,6 +234,9 @@ impl<K: Kernel> Publisher<K> {
             let old = self.kernel.backend(id);
             self.kernel.set_backend(id, &port::unused(&old));
             self.backend_ids.release(id);
+        }
+        for (prefix_length, range) in source_ranges {
+            self.kernel.remove_source_range(prefix_length, &range)?;
         }
         for id in services {
             self.kernel.delete_service(id)?;

@@ -5,9 +5,11 @@ use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedFrontend, ResolvedPort};
 use proxy_common::{
-    Address, Backend, BackendId, FrontendKey, IDS_PER_LINE, Protocol, ServiceId, TableRef,
+    Address, Backend, BackendId, FrontendKey, IDS_PER_LINE, Protocol, ServiceId, SourceRange,
+    TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
+use std::collections::BTreeSet;
 
 /// The mirror of one service port.
 #[derive(Debug)]
@@ -27,6 +29,10 @@ pub(super) struct Port {
     pub(super) tables: [TableRef; TABLES_PER_PORT],
     /// Every table whose room this service port holds.
     pub(super) owned_tables: Vec<TableRef>,
+    /// Elements of `source_ranges`; between prepare and retire also what is leaving.
+    pub(super) source_ranges: BTreeSet<(u32, SourceRange)>,
+    /// What `source_ranges` becomes in retire.
+    pub(super) next_source_ranges: BTreeSet<(u32, SourceRange)>,
     /// What `backends` becomes in retire.
     pub(super) next_backends: Option<Vec<BackendEntry>>,
 }
@@ -43,6 +49,8 @@ impl Port {
             backends: Vec::new(),
             tables: Default::default(),
             owned_tables: Vec::new(),
+            source_ranges: BTreeSet::new(),
+            next_source_ranges: BTreeSet::new(),
             next_backends: None,
         }
     }
@@ -108,10 +116,16 @@ impl<K: Kernel> Publisher<K> {
             }
         })?;
         self.kernel.set_service(id, &record)?;
+        let ranges = compile::source_ranges(id, &desired);
+        for (prefix_length, range) in ranges.difference(&port.source_ranges) {
+            self.kernel.add_source_range(*prefix_length, range)?;
+        }
+        port.source_ranges.extend(ranges.iter().copied());
         let next = self.prepare_backends(id, port, &desired)?;
         let tables = self.prepare_tables(port, &next, &desired.frontends)?;
         // From here on nothing fails before the frontends swing.
         port.next_backends = Some(next);
+        port.next_source_ranges = ranges;
         port.tables = tables;
         port.frontends = desired.frontends.into();
         port.affinity_timeout_s = desired.affinity_timeout_s;
@@ -250,6 +264,10 @@ impl<K: Kernel> Publisher<K> {
                 }
             }
         }
+        let ranges = std::mem::take(&mut port.next_source_ranges);
+        self.remove_source_ranges(port.source_ranges.difference(&ranges));
+        port.source_ranges = ranges.clone();
+        port.next_source_ranges = ranges;
         let in_use: Vec<TableRef> = port
             .frontend_keys()
             .filter_map(|key| self.frontends.get(&key))
@@ -271,8 +289,21 @@ impl<K: Kernel> Publisher<K> {
         for entry in &port.backends {
             self.retire_backend(id, entry, port.key.protocol);
         }
+        self.retired.source_ranges.extend(port.source_ranges);
         self.retired.tables.extend(port.owned_tables);
         self.retired.services.push(id);
+    }
+
+    /// No frontend asks for them any more, or they no longer let anybody in.
+    fn remove_source_ranges<'a>(
+        &mut self,
+        ranges: impl IntoIterator<Item = &'a (u32, SourceRange)>,
+    ) {
+        for (prefix_length, range) in ranges {
+            if let Err(error) = self.kernel.remove_source_range(*prefix_length, range) {
+                tracing::error!(service = range.service, %error, "a source range stays");
+            }
+        }
     }
 
     /// The element keeps its address until its readers are gone: they may have

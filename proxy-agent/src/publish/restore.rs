@@ -25,6 +25,15 @@ impl<K: Kernel> Publisher<K> {
         let mut retired = Retired::default();
         let (services, mut ports, used) = restore_services(&kernel, &frontends, &mut retired)?;
         restore_backends(&kernel, &mut ports, &mut retired);
+        for (prefix_length, range) in kernel.source_ranges()? {
+            match ports.get_mut(&range.service) {
+                Some(port) => {
+                    port.source_ranges.insert((prefix_length, range));
+                    port.next_source_ranges.insert((prefix_length, range));
+                }
+                None => retired.source_ranges.push((prefix_length, range)),
+            }
+        }
         let mut claims = Claims::default();
         for frontend in frontends.values() {
             if let Some(port) = ports.get_mut(&frontend.service) {
@@ -135,6 +144,7 @@ fn restore_frontend(frontend: &Frontend, port: &mut Port, arena: &mut Arena) {
         port: frontend.key.port,
         kind: frontend.kind,
         set: frontend.set,
+        source_filter: frontend.source_filter,
     };
     let mut frontends = std::mem::take(&mut port.frontends).into_vec();
     frontends.push(resolved);

@@ -2,9 +2,9 @@
 //!
 //! Corresponds to pkg/proxy/serviceport.go of kubernetes/kubernetes.
 
-use super::{ResolveOptions, ResolvedFrontend, Skip, address};
+use super::{NodeView, ResolveOptions, ResolvedFrontend, Skip, address};
 use crate::model::{Family, Kind, Reason, Service, ServicePort, ServiceType, Warning};
-use proxy_common::{Address, EndpointSet, FrontendKind};
+use proxy_common::{Address, EndpointSet, FrontendKind, SourceFilter};
 use std::net::IpAddr;
 
 /// The addresses that all ports of a Service share.
@@ -74,6 +74,7 @@ impl Addresses {
         &self,
         service: &Service,
         port: &ServicePort,
+        node: &NodeView,
         skip: &[Skip],
     ) -> Vec<ResolvedFrontend> {
         let mut frontends = Vec::<ResolvedFrontend>::new();
@@ -91,6 +92,7 @@ impl Addresses {
                         port: port.port,
                         kind,
                         set: set(service, kind),
+                        source_filter: source_filter(service, kind, address, node),
                     });
                 }
             }
@@ -109,6 +111,7 @@ impl Addresses {
             port: port.node_port,
             kind,
             set: set(service, kind),
+            source_filter: SourceFilter::Anyone,
         }));
         frontends.retain(|frontend| {
             let address = frontend.address.to_ip();
@@ -133,6 +136,36 @@ fn set(service: &Service, kind: FrontendKind) -> EndpointSet {
         EndpointSet::Local
     } else {
         EndpointSet::Cluster
+    }
+}
+
+/// Which clients an address takes (semantics 22; serviceport.go and the chains of
+/// nftables/proxier.go): source ranges bind load balancer addresses only. Those
+/// of the other family do not count: a list of nothing else is no filter here.
+fn source_filter(
+    service: &Service,
+    kind: FrontendKind,
+    address: Address,
+    node: &NodeView,
+) -> SourceFilter {
+    let v4 = address.is_v4();
+    let mut ranges = service
+        .source_ranges
+        .iter()
+        .filter(|range| range.addr().is_ipv4() == v4)
+        .peekable();
+    if kind != FrontendKind::LoadBalancer || ranges.peek().is_none() {
+        return SourceFilter::Anyone;
+    }
+    let (mut all, mut node_is_in) = (false, false);
+    for range in ranges {
+        all |= range.prefix_len() == 0;
+        node_is_in |= node.addresses.iter().any(|ip| range.contains(ip));
+    }
+    match (all, node_is_in) {
+        (true, _) => SourceFilter::Anyone,
+        (false, true) => SourceFilter::RangesAndHost,
+        (false, false) => SourceFilter::Ranges,
     }
 }
 

@@ -19,7 +19,8 @@ mod topology;
 pub use skip::{NoSkip, Skip};
 
 use crate::model::{EndpointSlice, ObjectName, Service, Warning};
-use proxy_common::{Address, EndpointSet, FrontendKind, Protocol};
+use ipnet::IpNet;
+use proxy_common::{Address, EndpointSet, FrontendKind, Protocol, SourceFilter};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -30,6 +31,8 @@ pub struct NodeView {
     pub name: Arc<str>,
     /// Its zone, if it has one.
     pub zone: Option<Arc<str>>,
+    /// The addresses of its interfaces.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// What the operator decides.
@@ -72,6 +75,8 @@ pub struct ResolvedPort {
     pub internal_local: bool,
     /// Whether the external traffic policy is `Local`.
     pub external_local: bool,
+    /// Clients that filtered frontends take.
+    pub source_ranges: Vec<IpNet>,
     /// Each (address, port) once.
     pub frontends: Vec<ResolvedFrontend>,
     /// Endpoints of both families that are ready or serving, sorted by address
@@ -91,6 +96,8 @@ pub struct ResolvedFrontend {
     pub kind: FrontendKind,
     /// Set that is used from this node.
     pub set: EndpointSet,
+    /// Clients that it takes.
+    pub source_filter: SourceFilter,
 }
 
 /// An endpoint of a service port.
@@ -140,7 +147,8 @@ pub fn resolve<'a>(
             affinity_timeout_s: service.affinity_timeout_s,
             internal_local: service.internal_local,
             external_local: service.external_local,
-            frontends: addresses.frontends(service, port, &options.skip),
+            source_ranges: service.source_ranges.to_vec(),
+            frontends: addresses.frontends(service, port, node, &options.skip),
             endpoints: topology::assign(&endpoints::join(port, &slices, node, &mut warnings), node),
         })
         .collect();

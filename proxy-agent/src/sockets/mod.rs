@@ -1,12 +1,16 @@
-//! Connected UDP sockets whose backend is gone are made to notice (semantics 27).
+//! What the agent does about the sockets of this node's clients.
 //!
+//! Connected UDP sockets whose backend is gone are made to notice (semantics 27).
 //! The socket programs list connected UDP sockets in map `udp_sockets`. One that
 //! points at a backend which no longer serves is destroyed in its own network
 //! namespace, as `ss -K` does: its owner's calls fail and it connects anew. TCP
 //! sockets are never touched.
 
+mod clients;
 mod diag;
 mod netns;
+
+pub use clients::Clients;
 
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Kernel, KernelError};
@@ -14,6 +18,7 @@ use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData, MapError};
 use proxy_common::UdpSocket;
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use zerocopy::IntoBytes;
 
@@ -49,10 +54,16 @@ pub fn destroy_stale(pin_dir: &Path) -> Result<Outcome> {
     // Entering a namespace is a thread's matter: this one ends with it.
     let result = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            netns::enter_each(by_netns, |sockets| {
-                destroyed +=
-                    diag::destroy(&sockets, |cookie, socket| table.is_still(cookie, socket))?;
-                Ok(())
+            netns::enter_each(pin_dir, |cookie| {
+                if let Some(sockets) = by_netns.remove(&cookie) {
+                    destroyed +=
+                        diag::destroy(&sockets, |cookie, socket| table.is_still(cookie, socket))?;
+                }
+                Ok(if by_netns.is_empty() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                })
             })
         });
         thread

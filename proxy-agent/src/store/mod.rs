@@ -34,6 +34,7 @@ pub struct Store {
     /// ClusterIPs of all Services, also of those that are not ours: an endpoint
     /// with such an address would be translated twice (semantics 5).
     cluster_ips: AddressCounts,
+    with_source_ranges: BTreeSet<ObjectName>,
     listings: Listings,
     dirty: BTreeSet<ObjectName>,
 }
@@ -45,6 +46,7 @@ impl Store {
             node: NodeView {
                 name: node_name,
                 zone: None,
+                addresses: Vec::new(),
             },
             internal_ips: Box::default(),
             leaving: false,
@@ -52,6 +54,7 @@ impl Store {
             services: HashMap::new(),
             slices: Slices::default(),
             cluster_ips: AddressCounts::default(),
+            with_source_ranges: BTreeSet::new(),
             listings: Listings::default(),
             dirty: BTreeSet::new(),
         }
@@ -82,6 +85,20 @@ impl Store {
     /// before, nothing may be removed from the kernel (semantics 34).
     pub fn complete(&self) -> bool {
         self.listings.complete(Kind::Service) && self.listings.complete(Kind::EndpointSlice)
+    }
+
+    /// The addresses of this node's interfaces; a change touches the Services
+    /// with source ranges.
+    pub fn set_node_addresses(&mut self, addresses: Vec<IpAddr>) {
+        if self.node.addresses != addresses {
+            self.node.addresses = addresses;
+            self.dirty.extend(self.with_source_ranges.iter().cloned());
+        }
+    }
+
+    /// Whether any Service has source ranges.
+    pub fn has_source_ranges(&self) -> bool {
+        !self.with_source_ranges.is_empty()
     }
 
     /// A Service, ours or not, and its slices in order of their names.
@@ -127,6 +144,11 @@ impl Store {
             return;
         }
         self.dirty.insert(service.name.clone());
+        if service.source_ranges.is_empty() {
+            self.with_source_ranges.remove(&service.name);
+        } else {
+            self.with_source_ranges.insert(service.name.clone());
+        }
         let added = service.cluster_ips.clone();
         let old = self.services.insert(service.name.clone(), service);
         self.count_cluster_ips(&added, old.as_ref().map_or(&[], |old| &old.cluster_ips));
@@ -155,6 +177,7 @@ impl Store {
         match kind {
             Kind::Service => {
                 if let Some(old) = self.services.remove(name) {
+                    self.with_source_ranges.remove(name);
                     self.dirty.insert(old.name);
                     self.count_cluster_ips(&[], &old.cluster_ips);
                 }

@@ -17,6 +17,7 @@ fn name(name: &str) -> ObjectName {
 
 fn service(service: &str, cluster_ip: &str) -> Object {
     Object::Service(Service {
+        source_ranges: Box::default(),
         name: name(service),
         created_s: 0,
         kind: ServiceType::ClusterIp,

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Refusal, Request, decide};
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, FrontendKey,
-    Protocol, Scope, ServiceId, TableRef,
+    Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,6 +44,22 @@ fn any_ip() -> impl Strategy<Value = IpAddr> {
     )
 }
 
+fn any_client_ip() -> impl Strategy<Value = IpAddr> {
+    prop::sample::select(
+        ["10.244.1.5", "10.244.1.6", "fd00:244:1::5"]
+            .map(ip)
+            .to_vec(),
+    )
+}
+
+fn any_filter() -> impl Strategy<Value = SourceFilter> {
+    prop::sample::select(vec![
+        SourceFilter::Anyone,
+        SourceFilter::Ranges,
+        SourceFilter::RangesAndHost,
+    ])
+}
+
 fn any_protocol() -> impl Strategy<Value = Protocol> {
     prop::sample::select(vec![Protocol::Tcp, Protocol::Udp])
 }
@@ -56,8 +72,10 @@ fn any_service() -> impl Strategy<Value = Service> {
         (1_u8..9, any::<bool>(), any::<bool>(), any::<bool>()),
         0..20,
     );
-    (frontends, endpoints, prop::sample::select(vec![0_u32, 10])).prop_map(
-        |(frontends, endpoints, affinity_timeout_s)| {
+    let affinity = prop::sample::select(vec![0_u32, 10]);
+    let allowed = prop::collection::btree_set(any_client_ip(), 0..3);
+    (frontends, endpoints, affinity, any_filter(), allowed).prop_map(
+        |(frontends, endpoints, affinity_timeout_s, source_filter, allowed)| {
             let mut endpoints: Vec<Endpoint> = endpoints
                 .into_iter()
                 .map(|(host, v6, cluster, local)| Endpoint {
@@ -77,6 +95,8 @@ fn any_service() -> impl Strategy<Value = Service> {
                 affinity_timeout_s,
                 frontends,
                 endpoints,
+                source_filter,
+                allowed,
             }
         },
     )
@@ -119,15 +139,16 @@ proptest! {
         world in any_world(),
         requests in prop::collection::vec((any_request(), 0_u32..8), 1..20),
         is_host in any::<bool>(),
+        addresses in prop::collection::vec(any_client_ip(), 0..3),
     ) {
-        let client = Client { cookie: 42, is_host, now_s: Cell::new(1000) };
+        let client = Client { cookie: 42, is_host, addresses, now_s: Cell::new(1000) };
         let maps = Encoded::new(&world, &client);
         // Affinity as the model has it: per service, the endpoint and the last use.
         let mut last: BTreeMap<(ServiceId, bool), (Address, u32)> = BTreeMap::new();
         for (request, pause_s) in requests {
             client.now_s.set(client.now_s.get() + pause_s);
             let now_s = client.now_s.get();
-            match (decide(&maps, &request, BackendRef::NONE), model(&world, &request, is_host)) {
+            match (decide(&maps, &request, BackendRef::NONE), model(&world, &request, &client)) {
                 (Decision::NotOurs, Allowed::NotOurs) => {}
                 (Decision::Refuse(refusal), Allowed::Refused(expected)) => prop_assert_eq!(refusal.reason, expected),
                 (Decision::Forward(target), Allowed::OneOf(usable)) => {
@@ -163,6 +184,8 @@ fn one_service(endpoints: Vec<Endpoint>) -> World {
             affinity_timeout_s: 0,
             frontends,
             endpoints,
+            source_filter: SourceFilter::Anyone,
+            allowed: BTreeSet::new(),
         }],
         ..World::default()
     }
@@ -190,6 +213,7 @@ fn pod() -> Client {
     Client {
         cookie: 42,
         is_host: false,
+        addresses: Vec::new(),
         now_s: Cell::new(1000),
     }
 }
@@ -281,6 +305,12 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
             None
         }
         fn remember_affinity(&self, _: &AffinityKey, _: &Affinity) {}
+        fn source_allowed(&self, _: ServiceId, _: &Address) -> bool {
+            false
+        }
+        fn client_address(&self, _: bool) -> Option<Address> {
+            None
+        }
         fn client(&self) -> u64 {
             1
         }

@@ -1,8 +1,8 @@
 //! The rules, from the description alone.
 
-use crate::world::{Endpoint, World};
+use crate::world::{Client, Endpoint, World};
 use proxy_common::decide::Request;
-use proxy_common::{DropReason, EndpointSet, Protocol};
+use proxy_common::{DropReason, EndpointSet, Protocol, SourceFilter};
 use std::net::IpAddr;
 
 /// What the model allows.
@@ -13,8 +13,9 @@ pub(super) enum Allowed {
     OneOf(Vec<Endpoint>),
 }
 
-/// The rules of semantics.md 7, 8, 13 to 18, from the description alone.
-pub(super) fn model(world: &World, request: &Request, is_host: bool) -> Allowed {
+/// The rules of semantics.md 7, 8, 13 to 18, 22, from the description alone.
+pub(super) fn model(world: &World, request: &Request, client: &Client) -> Allowed {
+    let is_host = client.is_host;
     let to = request.destination.to_ip();
     let asks = |port: u16, protocol: Protocol| port == request.port && protocol == request.protocol;
     let find = |wanted: Option<IpAddr>| {
@@ -40,6 +41,20 @@ pub(super) fn model(world: &World, request: &Request, is_host: bool) -> Allowed 
             () => Allowed::NotOurs,
         };
     };
+    let is_taken = match service.source_filter {
+        SourceFilter::Anyone => true,
+        SourceFilter::RangesAndHost if is_host => true,
+        SourceFilter::Ranges | SourceFilter::RangesAndHost => {
+            let same_family = |it: &&IpAddr| it.is_ipv4() == to.is_ipv4();
+            match client.addresses.iter().find(same_family) {
+                None => return Allowed::Refused(DropReason::SourceUnknown),
+                Some(address) => service.allowed.contains(address),
+            }
+        }
+    };
+    if !is_taken {
+        return Allowed::Refused(DropReason::SourceNotAllowed);
+    }
     let family: Vec<Endpoint> = service
         .endpoints
         .iter()

@@ -3,7 +3,7 @@
 use proxy_common::decide::{FrontendLookup, Maps};
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, EndpointSet, Frontend, FrontendKey,
-    FrontendKind, Protocol, Scope, ServiceId, TableRef,
+    FrontendKind, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +24,9 @@ pub(super) struct Service {
     /// (address or None for a NodePort, port, protocol, set)
     pub(super) frontends: Vec<(Option<IpAddr>, u16, Protocol, EndpointSet)>,
     pub(super) endpoints: Vec<Endpoint>,
+    pub(super) source_filter: SourceFilter,
+    /// Clients in the source ranges.
+    pub(super) allowed: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,6 +41,8 @@ pub(super) struct Endpoint {
 pub(super) struct Client {
     pub(super) cookie: u64,
     pub(super) is_host: bool,
+    /// The addresses of its namespace that are known.
+    pub(super) addresses: Vec<IpAddr>,
     pub(super) now_s: Cell<u32>,
 }
 
@@ -139,7 +144,7 @@ impl<'a> Encoded<'a> {
                     kind: FrontendKind::ClusterIp,
                     set: *set,
                     elsewhere: elsewhere.into(),
-                    _reserved: 0,
+                    source_filter: service.source_filter,
                 };
                 self.frontends.entry(key).or_insert(frontend);
             }
@@ -178,6 +183,15 @@ impl Maps for Encoded<'_> {
         self.affinity
             .borrow_mut()
             .insert((key.client, key.service, key.family), *value);
+    }
+    fn source_allowed(&self, service: ServiceId, address: &Address) -> bool {
+        self.world.services[service as usize - 1]
+            .allowed
+            .contains(&address.to_ip())
+    }
+    fn client_address(&self, v4: bool) -> Option<Address> {
+        let address = self.client.addresses.iter().find(|it| it.is_ipv4() == v4)?;
+        Some((*address).into())
     }
     fn client(&self) -> u64 {
         self.client.cookie

@@ -3,7 +3,7 @@
 use crate::publish::{AddressSet, Grace, Kernel, KernelError};
 use proxy_common::{
     Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
-    ServiceRecord, TableLine, TableRef, limits::LINES_PER_CHUNK,
+    ServiceRecord, SourceRange, TableLine, TableRef, limits::LINES_PER_CHUNK,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,6 +18,7 @@ pub(super) struct Maps {
     chunks: Vec<Vec<TableLine>>,
     pub(super) frontends: BTreeMap<FrontendKey, Frontend>,
     pub(super) services: BTreeMap<ServiceId, ServiceRecord>,
+    pub(super) source_ranges: BTreeSet<(u32, SourceRange)>,
     pub(super) vips: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
     /// Every frontend value that a program may still work with: all that were
@@ -226,6 +227,17 @@ impl Kernel for Fake {
     }
     fn delete_service(&mut self, id: ServiceId) -> Result<(), KernelError> {
         self.write(|maps| maps.services.remove(&id));
+        Ok(())
+    }
+    fn source_ranges(&self) -> Result<Vec<(u32, SourceRange)>, KernelError> {
+        Ok(self.0.borrow().source_ranges.iter().copied().collect())
+    }
+    fn add_source_range(&mut self, length: u32, range: &SourceRange) -> Result<(), KernelError> {
+        self.write(|maps| maps.source_ranges.insert((length, *range)));
+        Ok(())
+    }
+    fn remove_source_range(&mut self, length: u32, range: &SourceRange) -> Result<(), KernelError> {
+        self.write(|maps| maps.source_ranges.remove(&(length, *range)));
         Ok(())
     }
     fn addresses(&self, set: AddressSet) -> Result<Vec<Address>, KernelError> {

@@ -8,7 +8,7 @@ use crate::model::ObjectName;
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort, ResolvedService};
 use fake::Fake;
 use proptest::prelude::*;
-use proxy_common::{Address, EndpointSet, FrontendKey, FrontendKind, Protocol};
+use proxy_common::{Address, EndpointSet, FrontendKey, FrontendKind, Protocol, SourceFilter};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -33,6 +33,7 @@ fn endpoint(address: IpAddr, cluster: bool, local: bool) -> ResolvedEndpoint {
 
 fn port(frontends: Vec<ResolvedFrontend>, endpoints: Vec<ResolvedEndpoint>) -> ResolvedPort {
     ResolvedPort {
+        source_ranges: Vec::new(),
         name: "http".into(),
         protocol: Protocol::Tcp,
         affinity_timeout_s: 0,
@@ -54,6 +55,7 @@ fn service(number: u8, created_s: i64, ports: Vec<ResolvedPort>) -> ResolvedServ
 
 fn frontend(address: &str, set: EndpointSet) -> ResolvedFrontend {
     ResolvedFrontend {
+        source_filter: SourceFilter::Anyone,
         address: ip(address).into(),
         port: 80,
         kind: FrontendKind::ExternalIp,

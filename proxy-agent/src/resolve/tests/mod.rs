@@ -20,6 +20,7 @@ pub(super) fn ip(text: &str) -> IpAddr {
 
 pub(super) fn node() -> NodeView {
     NodeView {
+        addresses: vec![IpAddr::from([192, 0, 2, 11])],
         name: "n1".into(),
         zone: Some("za".into()),
     }
@@ -36,6 +37,7 @@ pub(super) fn options() -> ResolveOptions {
 /// One ClusterIP of each family, one TCP port 80 named "http".
 pub(super) fn service() -> Service {
     Service {
+        source_ranges: Box::default(),
         name: ObjectName::new("shop", "web"),
         created_s: 7,
         kind: ServiceType::ClusterIp,

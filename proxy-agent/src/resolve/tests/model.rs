@@ -49,6 +49,7 @@ fn any_slices() -> impl Strategy<Value = Vec<EndpointSlice>> {
 fn any_node() -> impl Strategy<Value = NodeView> {
     proptest::sample::select(&[None, Some("za"), Some("zc"), Some("")][..]).prop_map(|zone| {
         NodeView {
+            addresses: Vec::new(),
             name: "n1".into(),
             zone: zone.map(Arc::from),
         }

@@ -205,6 +205,7 @@ fn node_hints_come_before_zone_hints() {
 #[test]
 fn the_zone_of_the_node_decides() {
     let in_zone = |zone: Option<&str>| NodeView {
+        addresses: Vec::new(),
         name: "n1".into(),
         zone: zone.map(Arc::from),
     };
