@@ -36,6 +36,9 @@ const EVENTS_PER_PUBLISH: usize = 65_536;
 const RETRY_MIN: Duration = Duration::from_millis(500);
 const RETRY_MAX: Duration = Duration::from_secs(30);
 
+/// Pause before sockets that could not be ended are looked at again.
+const SWEEP_AGAIN: Duration = Duration::from_secs(5);
+
 type Freed = (Retired, Result<(), KernelError>);
 
 /// Runs until SIGTERM or SIGINT. The data path stays in place afterwards.
@@ -69,9 +72,11 @@ pub async fn run(config: Config) -> Result<()> {
         freed: None,
         sweep: None,
         sweep_due: false,
+        sweep_at: None,
         clients: None,
         reported: BTreeMap::new(),
         local_addresses: Vec::new(),
+        serving: None,
         started: Timestamp::now(),
         config,
     };
@@ -126,11 +131,15 @@ struct Agent {
     /// The look at connected UDP sockets that is under way, and whether another is due.
     sweep: Option<JoinHandle<Result<sockets::Outcome>>>,
     sweep_due: bool,
+    /// When sockets that could not be ended are looked at again.
+    sweep_at: Option<tokio::time::Instant>,
     /// Once a Service has source ranges.
     clients: Option<Clients>,
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
     local_addresses: Vec<IpAddr>,
+    /// Addresses that serve NodePorts, as last published.
+    serving: Option<BTreeSet<IpAddr>>,
     started: Timestamp,
 }
 
@@ -156,6 +165,13 @@ impl Retry {
         self.at = Some(tokio::time::Instant::now() + pause);
     }
 
+    /// There is room again: what waits for it is tried at once.
+    fn hurry(&mut self) {
+        if !self.services.is_empty() {
+            self.at = Some(tokio::time::Instant::now());
+        }
+    }
+
     fn take_due(&mut self) -> BTreeSet<ObjectName> {
         if self.at.is_some_and(|at| at <= tokio::time::Instant::now()) {
             self.at = None;
@@ -174,24 +190,25 @@ impl Agent {
         let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         loop {
-            let retry_at = self.retry.at;
+            let (retry_at, sweep_at) = (self.retry.at, self.sweep_at);
             tokio::select! {
                 biased;
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                event = events.recv() => match event {
-                    Some(event) => self.take_events(event, &mut events),
-                    None => bail!("the source of objects ended"),
-                },
                 changed = addresses.changed() => {
                     changed.context("the watch of this node's addresses ended")?;
                     self.local_addresses = addresses.borrow_and_update().clone().unwrap_or_default();
                     self.store.set_node_addresses(self.local_addresses.clone());
-                    self.publish_node_addresses()?;
                 }
                 () = wait_until(retry_at) => {}
+                () = wait_until(sweep_at) => self.sweep_due = true,
                 freed = finished(&mut self.freed) => self.free(freed)?,
                 outcome = finished(&mut self.sweep) => self.tell_sweep(outcome),
+                // Last: a flood of events must not hold up what gives room back.
+                event = events.recv() => match event {
+                    Some(event) => self.take_events(event, &mut events),
+                    None => bail!("the source of objects ended"),
+                },
             }
             self.publish()?;
             self.start_freeing();
@@ -236,15 +253,21 @@ impl Agent {
         dirty.extend(self.retry.take_due());
         if !self.pruned {
             dirty.extend(self.publisher.known_services().cloned());
-        } else if dirty.is_empty() {
-            self.waiting_since = None;
-            return Ok(());
         }
-        self.find_clients();
+        if !dirty.is_empty() || !self.pruned {
+            self.find_clients();
+            self.publish_services(dirty)?;
+        }
+        self.publish_node_addresses();
+        self.waiting_since = None;
+        Ok(())
+    }
+
+    fn publish_services(&mut self, names: BTreeSet<ObjectName>) -> Result<()> {
         self.health.pending();
         let started = Instant::now();
-        let waited_from = self.waiting_since.take().unwrap_or(started);
-        let changes: Vec<Change> = dirty.into_iter().map(|name| self.resolve(name)).collect();
+        let waited_from = self.waiting_since.unwrap_or(started);
+        let changes: Vec<Change> = names.into_iter().map(|name| self.resolve(name)).collect();
         let services = changes.len();
         let failures = self.publisher.publish(changes);
         for (service, error) in &failures {
@@ -254,25 +277,21 @@ impl Agent {
             self.publisher
                 .prune()
                 .context("removing what no Service asks for")?;
-            self.publish_node_addresses()?;
             self.pruned = true;
             // Backends may have gone while no agent was there.
             self.sweep_due = true;
             tracing::info!(services, took = ?started.elapsed(), "first complete publish");
         }
         tracing::debug!(services, took = ?started.elapsed(), "published");
-        self.metrics.published(
-            started.elapsed(),
-            waited_from.elapsed(),
-            failures.len(),
-            self.publisher.sizes(),
-        );
+        let (took, waited) = (started.elapsed(), waited_from.elapsed());
+        self.metrics
+            .published(took, waited, failures.len(), self.publisher.sizes());
         self.tell_programming_latency();
+        // What one Service asks for in vain is told by log and metric; it does
+        // not make the node unhealthy.
+        self.health.updated();
         self.retry
             .schedule(failures.into_iter().map(|(service, _)| service).collect());
-        if self.retry.services.is_empty() {
-            self.health.updated();
-        }
         Ok(())
     }
 
@@ -322,20 +341,21 @@ impl Agent {
         (name, Some(resolved))
     }
 
-    fn publish_node_addresses(&mut self) -> Result<()> {
-        // Not before the first lists: an address that goes away while the agent
-        // is down is removed with everything else that is stale.
-        if !self.store.complete() {
-            return Ok(());
+    /// Not before the first lists, nor before our Node if it decides: until then
+    /// what an earlier agent wrote stays in force.
+    fn publish_node_addresses(&mut self) {
+        let selector = &self.config.node_port_addresses;
+        let Some(serving) = selector.select(&self.local_addresses, self.store.internal_ips())
+        else {
+            return;
+        };
+        if self.serving.as_ref() == Some(&serving) {
+            return;
         }
-        let node = self.store.internal_ips();
-        let serving = self
-            .config
-            .node_port_addresses
-            .select(&self.local_addresses, node);
-        self.publisher
-            .set_node_addresses(&serving.into_iter().collect())
-            .context("writing the addresses that serve NodePorts")
+        if let Err(error) = self.publisher.set_node_addresses(&serving) {
+            tracing::error!("NodePorts are not served on every address of this node: {error}");
+        }
+        self.serving = Some(serving);
     }
 
     /// Starts the wait for readers of what was retired, unless one is under way.
@@ -353,12 +373,15 @@ impl Agent {
         self.sweep_due |= retired.concerns_udp_sockets();
         self.publisher
             .free(retired)
-            .context("freeing what no program reads any more")
+            .context("freeing what no program reads any more")?;
+        self.retry.hurry();
+        Ok(())
     }
 
     fn start_sweep(&mut self) {
         if self.sweep_due && self.sweep.is_none() {
             self.sweep_due = false;
+            self.sweep_at = None;
             let pin_dir = self.config.attach.pin_dir.clone();
             self.sweep = Some(tokio::task::spawn_blocking(move || {
                 sockets::destroy_stale(&pin_dir)
@@ -366,10 +389,13 @@ impl Agent {
         }
     }
 
-    fn tell_sweep(&self, outcome: Result<sockets::Outcome>) {
+    fn tell_sweep(&mut self, outcome: Result<sockets::Outcome>) {
         match outcome {
             Ok(outcome) => {
                 self.metrics.swept(outcome);
+                if outcome.left > 0 {
+                    self.sweep_at = Some(tokio::time::Instant::now() + SWEEP_AGAIN);
+                }
                 if outcome != sockets::Outcome::default() {
                     tracing::info!(
                         destroyed = outcome.destroyed,

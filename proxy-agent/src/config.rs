@@ -11,6 +11,7 @@ use ipnet::IpNet;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use proxy_common::limits;
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -281,18 +282,19 @@ impl NodePortAddresses {
     }
 
     /// Those of `local` that serve NodePorts; `node` are the Node's InternalIPs.
-    pub fn select(&self, local: &[IpAddr], node: &[IpAddr]) -> Vec<IpAddr> {
+    /// `None` while the Node is not known and decides.
+    pub fn select(&self, local: &[IpAddr], node: &[IpAddr]) -> Option<BTreeSet<IpAddr>> {
+        if *self == Self::Primary(None) && node.is_empty() {
+            return None;
+        }
         let serves = |ip: &IpAddr| match self {
             Self::All => true,
             Self::Primary(Some(primary)) => ip == primary,
             Self::Primary(None) => node.contains(ip),
             Self::Ranges(ranges) => ranges.iter().any(|range| range.contains(ip)),
         };
-        local
-            .iter()
-            .filter(|ip| eligible(ip) && serves(ip))
-            .copied()
-            .collect()
+        let eligible = local.iter().filter(|ip| eligible(ip) && serves(ip));
+        Some(eligible.copied().collect())
     }
 }
 
@@ -409,11 +411,12 @@ mod tests {
                 NodePortAddresses::parse(list.map(|it| vec![it.to_owned()]), None).unwrap();
             parsed
                 .select(&local, &node)
+                .unwrap()
                 .iter()
                 .map(ToString::to_string)
                 .collect::<Vec<_>>()
         };
-        assert_eq!(select(None), ["192.0.2.11", "10.50.0.11", "2001:db8::11"]);
+        assert_eq!(select(None), ["10.50.0.11", "192.0.2.11", "2001:db8::11"]);
         assert_eq!(select(Some("primary")), ["192.0.2.11"]);
         assert_eq!(select(Some("10.50.0.0/16")), ["10.50.0.11"]);
         assert_eq!(

@@ -156,26 +156,32 @@ pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision
 /// The frontend of a request; `None` if no service owns the destination.
 ///
 /// An exact entry goes first: a Service may claim a node's address as an
-/// externalIP. Then NodePorts, on addresses of this node and, for processes of
-/// the host, on loopback. What is left of a ClusterIP is refused, and so is an
-/// unassigned address of the service CIDRs, as kube-proxy's nftables mode does
+/// externalIP. What is left of a ClusterIP is refused. Then NodePorts, on
+/// addresses of this node and, for processes of the host, on loopback. An
+/// unassigned address of the service CIDRs is refused, as kube-proxy's nftables mode does
 /// (pkg/proxy/nftables/proxier.go, chain `cluster-ips-check`).
 #[inline(always)]
 fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Frontend>, DropReason> {
-    if let Some(exact) = stable(maps.frontend(&request.key()))? {
-        return Ok(Some(exact));
-    }
     let address = &request.destination;
-    let has_node_ports = if address.is_loopback() {
+    // To the kernel, the unspecified address is this host's loopback; in the map
+    // it is the NodePorts' key, which nobody may ask for by itself.
+    let is_own = address.is_loopback() || address.same(address.wildcard());
+    if !is_own {
+        if let Some(exact) = stable(maps.frontend(&request.key()))? {
+            return Ok(Some(exact));
+        }
+        // Also where something has put the address on an interface.
+        if maps.is_cluster_ip(address) {
+            return Err(DropReason::PortNotInService);
+        }
+    }
+    let has_node_ports = if is_own {
         maps.client_is_host()
     } else {
         maps.is_node_address(address)
     };
     if has_node_ports {
         return stable(maps.frontend(&request.key_at(address.wildcard())));
-    }
-    if maps.is_cluster_ip(address) {
-        return Err(DropReason::PortNotInService);
     }
     if maps.in_service_cidr(address) {
         return Err(DropReason::UnassignedAddress);

@@ -33,7 +33,7 @@ pub const SOURCE_RANGES_MAX: u32 = 65_536;
 pub const NETNS_MAX: u32 = 8_192;
 
 /// Addresses of this node that serve NodePorts.
-pub const NODE_ADDRESSES_MAX: u32 = 4_096;
+pub const NODE_ADDRESSES_MAX: u32 = 65_536;
 
 /// Service CIDRs: two families, and a few more while a cluster moves.
 pub const SERVICE_CIDRS_MAX: u32 = 64;

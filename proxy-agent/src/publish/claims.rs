@@ -7,7 +7,7 @@
 use crate::compile::PortKey;
 use crate::model::ObjectName;
 use proxy_common::{FrontendKey, ServiceId};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 
 /// Rank of a claim; the least wins.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -82,9 +82,9 @@ impl Claims {
             .map(|_| winner)
     }
 
-    /// Frontends that several Services ask for.
-    pub(super) fn contested(&self) -> BTreeSet<FrontendKey> {
-        self.contested.keys().copied().collect()
+    /// Number of frontends that several Services ask for.
+    pub(super) fn contested(&self) -> usize {
+        self.contested.len()
     }
 }
 

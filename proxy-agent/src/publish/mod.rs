@@ -33,6 +33,7 @@ use arena::Arena;
 use claims::{Claims, Rank};
 use ids::Ids;
 use port::Port;
+use proxy_common::limits::CHUNKS_MAX;
 use proxy_common::{Address, BackendId, Frontend, FrontendKey, ServiceId, SourceRange, TableRef};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -68,8 +69,11 @@ pub enum PublishError {
         /// Endpoints that fit.
         max: u32,
     },
-    /// The service port's name does not fit.
-    #[error("the name of port {port:?} is longer than the API allows")]
+    /// No chunk can be added to `tables`.
+    #[error("map tables is full ({CHUNKS_MAX} chunks): there are too many endpoints")]
+    TablesFull,
+    /// The name does not fit into map `services`.
+    #[error("its name with that of port {port:?} is longer than the API allows")]
     NameTooLong {
         /// `spec.ports[].name`.
         port: Box<str>,
@@ -127,6 +131,10 @@ pub struct Publisher<K> {
     next_generation: u32,
     /// Map `vips`, and how many Services have each.
     vips: HashMap<Address, u32>,
+    /// Those that the kernel did not take yet.
+    vips_missing: BTreeSet<Address>,
+    /// Elements of `backends` that are not free.
+    backends_in_use: usize,
     /// Map `node_addresses`.
     node_addresses: BTreeSet<Address>,
     retired: Retired,
@@ -157,11 +165,12 @@ impl<K: Kernel> Publisher<K> {
             }
         });
         self.add_vips(&mut batch);
-        self.withdraw(&mut batch);
-        for id in prepared {
+        let kept = self.withdraw(&mut batch);
+        for id in prepared.into_iter().filter(|id| !kept.contains(id)) {
             self.retire(id);
         }
-        for id in std::mem::take(&mut batch.gone) {
+        let gone = std::mem::take(&mut batch.gone).into_iter();
+        for id in gone.filter(|id| !kept.contains(id)) {
             self.retire_port(id);
         }
         batch.failures
@@ -199,17 +208,21 @@ impl<K: Kernel> Publisher<K> {
     /// Makes map `node_addresses` hold just these.
     pub fn set_node_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), KernelError> {
         let wanted: BTreeSet<Address> = addresses.iter().map(|&ip| ip.into()).collect();
-        for address in wanted.difference(&self.node_addresses.clone()) {
-            self.kernel
-                .add_address(AddressSet::NodeAddresses, address)?;
-            self.node_addresses.insert(*address);
-        }
+        let mut outcome = Ok(());
         for address in self.node_addresses.clone().difference(&wanted) {
             self.kernel
                 .remove_address(AddressSet::NodeAddresses, address)?;
             self.node_addresses.remove(address);
         }
-        Ok(())
+        for address in wanted.difference(&self.node_addresses.clone()) {
+            match self.kernel.add_address(AddressSet::NodeAddresses, address) {
+                Ok(()) => {
+                    self.node_addresses.insert(*address);
+                }
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
     }
 
     /// What waits to be freed, and the wait that it needs; run the wait off the
@@ -234,6 +247,7 @@ impl<K: Kernel> Publisher<K> {
             let old = self.kernel.backend(id);
             self.kernel.set_backend(id, &port::unused(&old));
             self.backend_ids.release(id);
+            self.backends_in_use = self.backends_in_use.saturating_sub(1);
         }
         for (prefix_length, range) in source_ranges {
             self.kernel.remove_source_range(prefix_length, &range)?;
@@ -250,8 +264,8 @@ impl<K: Kernel> Publisher<K> {
         Sizes {
             service_ports: self.ports.len(),
             frontends: self.frontends.len(),
-            backends: self.ports.values().map(|port| port.backends.len()).sum(),
-            contested_frontends: self.claims.contested().len(),
+            backends: self.backends_in_use,
+            contested_frontends: self.claims.contested(),
         }
     }
 
@@ -365,12 +379,8 @@ impl<K: Kernel> Publisher<K> {
             return;
         };
         for key in port.claimed.iter().filter(|key| !keep.contains(key)) {
-            match self.claims.remove(key, id) {
-                Some(heir) => {
-                    batch.touched.insert(heir);
-                }
-                None => batch.released.push(*key),
-            }
+            batch.touched.extend(self.claims.remove(key, id));
+            batch.released.push((*key, id));
         }
     }
 
@@ -417,22 +427,31 @@ impl<K: Kernel> Publisher<K> {
         for vip in std::mem::take(&mut batch.vips_added) {
             let count = self.vips.entry(vip).or_insert(0);
             *count += 1;
-            if *count > 1 {
-                continue;
+            if *count == 1 {
+                self.vips_missing.insert(vip);
             }
+        }
+        for vip in std::mem::take(&mut self.vips_missing) {
             if let Err(error) = self.kernel.add_address(AddressSet::Vips, &vip) {
+                self.vips_missing.insert(vip);
                 // Only the refusal of unknown ports depends on it.
                 tracing::error!(vip = %vip.to_ip(), %error, "ports of a ClusterIP that its Service lacks are not refused");
             }
         }
     }
 
-    fn withdraw(&mut self, batch: &mut Batch) {
-        for key in std::mem::take(&mut batch.released) {
-            if self.claims.owner(&key).is_none()
-                && let Err(error) = self.delete_frontend(&key)
-            {
+    /// An element that still leads to whoever gave the frontend up goes, also if
+    /// somebody else owns it by now and could not be prepared. Returns the service
+    /// ports that something still leads to: the kernel would not delete it.
+    fn withdraw(&mut self, batch: &mut Batch) -> BTreeSet<ServiceId> {
+        let mut kept = BTreeSet::new();
+        for (key, id) in std::mem::take(&mut batch.released) {
+            if self.frontends.get(&key).is_none_or(|it| it.service != id) {
+                continue;
+            }
+            if let Err(error) = self.delete_frontend(&key) {
                 tracing::error!(address = %key.address.to_ip(), port = key.port, %error, "a withdrawn frontend stays");
+                kept.insert(id);
             }
         }
         for vip in std::mem::take(&mut batch.vips_removed) {
@@ -444,10 +463,12 @@ impl<K: Kernel> Publisher<K> {
                 continue;
             }
             self.vips.remove(&vip);
+            self.vips_missing.remove(&vip);
             if let Err(error) = self.kernel.remove_address(AddressSet::Vips, &vip) {
                 tracing::error!(vip = %vip.to_ip(), %error, "a withdrawn ClusterIP is still refused");
             }
         }
+        kept
     }
 
     fn delete_frontend(&mut self, key: &FrontendKey) -> Result<(), KernelError> {
@@ -483,7 +504,8 @@ struct Batch {
     touched: BTreeSet<ServiceId>,
     desired: HashMap<ServiceId, ResolvedPort>,
     gone: Vec<ServiceId>,
-    released: Vec<FrontendKey>,
+    /// Frontends, and the service ports that gave them up.
+    released: Vec<(FrontendKey, ServiceId)>,
     vips_added: Vec<Address>,
     vips_removed: Vec<Address>,
     failures: Failures,

@@ -132,8 +132,7 @@ impl<K: Kernel> Publisher<K> {
         Ok(())
     }
 
-    /// Gives every wanted endpoint a backend. Ids that are new stay with the
-    /// service port even if a later one cannot be had, so a retry finds them.
+    /// Gives every wanted endpoint a backend, or none a new one.
     fn prepare_backends(
         &mut self,
         id: ServiceId,
@@ -177,6 +176,15 @@ impl<K: Kernel> Publisher<K> {
             };
             next.push(entry);
         }
+        if outcome.is_err() {
+            // Nothing leads to them: they go to whoever fits.
+            for entry in added.drain(..) {
+                let old = self.kernel.backend(entry.id);
+                self.kernel.set_backend(entry.id, &unused(&old));
+                self.backend_ids.release(entry.id);
+                self.backends_in_use -= 1;
+            }
+        }
         port.backends.extend(added);
         port.backends.sort_unstable_by_key(|entry| entry.key);
         next.sort_unstable_by_key(|entry: &BackendEntry| entry.key);
@@ -186,6 +194,7 @@ impl<K: Kernel> Publisher<K> {
     fn create_backend(&mut self, service: ServiceId, entry: &BackendEntry) {
         let generation = self.kernel.backend(entry.id).generation.wrapping_add(1);
         self.kernel.reset_backend_stats(entry.id);
+        self.backends_in_use += 1;
         self.kernel
             .set_backend(entry.id, &record(service, entry, generation));
     }
@@ -241,7 +250,7 @@ impl<K: Kernel> Publisher<K> {
             return Ok(table);
         }
         if self.arena.chunks() >= CHUNKS_MAX {
-            return Err(too_large);
+            return Err(PublishError::TablesFull);
         }
         self.kernel.add_chunk()?;
         self.arena.add_chunk();

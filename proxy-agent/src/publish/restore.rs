@@ -7,7 +7,7 @@ use crate::compile::{self, BackendEntry, PortKey};
 use crate::model::ObjectName;
 use crate::resolve::ResolvedFrontend;
 use proxy_common::{Frontend, FrontendKey, Protocol, ServiceId, ServiceRecord};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 impl<K: Kernel> Publisher<K> {
     /// Reads the maps. Nothing is written; what no Service turns out to ask for
@@ -41,12 +41,16 @@ impl<K: Kernel> Publisher<K> {
                 claims.add(frontend.key, frontend.service, port.rank(), |_| None);
             }
         }
+        let in_ports: usize = ports.values().map(|port: &Port| port.backends.len()).sum();
+        let backends_in_use = in_ports + retired.backends.len();
         let last_generation = frontends.values().map(|it| it.generation).max();
         let vips = kernel.addresses(AddressSet::Vips)?;
         let node_addresses = kernel.addresses(AddressSet::NodeAddresses)?;
         Ok(Self {
             backend_ids: Ids::new(kernel.backends_max(), |id| kernel.backend(id).service != 0),
             service_ids: Ids::new(kernel.services_max(), |id| used.contains(&id)),
+            vips_missing: BTreeSet::new(),
+            backends_in_use,
             next_generation: last_generation.unwrap_or(0).wrapping_add(1),
             node_addresses: node_addresses.into_iter().collect(),
             vips: vips.into_iter().map(|vip| (vip, 0)).collect(),

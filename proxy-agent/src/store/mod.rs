@@ -158,7 +158,11 @@ impl Store {
         if self.slices.get(&slice.name) == Some(&slice) {
             return;
         }
-        self.triggers_ms.extend(slice.triggered_ms);
+        // A slice whose Service is not here reaches no kernel.
+        let is_used = |service: &ObjectName| self.services.contains_key(service);
+        if slice.service.as_ref().is_some_and(is_used) {
+            self.triggers_ms.extend(slice.triggered_ms);
+        }
         let old = self.slices.remove(&slice.name);
         self.mark(old.and_then(|old| old.service));
         self.mark(slice.service.clone());

@@ -34,6 +34,8 @@ fn any_ip() -> impl Strategy<Value = IpAddr> {
             "127.0.0.1",
             "127.9.9.9",
             "10.96.9.9",
+            "0.0.0.0",
+            "::",
             "203.0.113.5",
             "fd00:96::1",
             "::1",
@@ -66,7 +68,9 @@ fn any_protocol() -> impl Strategy<Value = Protocol> {
 
 fn any_service() -> impl Strategy<Value = Service> {
     let set = prop::sample::select(vec![EndpointSet::Cluster, EndpointSet::Local]);
-    let address = prop::option::weighted(0.7, any_ip());
+    // The API's side rejects a frontend on an unspecified address.
+    let specified = any_ip().prop_filter("unspecified", |ip| !ip.is_unspecified());
+    let address = prop::option::weighted(0.7, specified);
     let frontends = prop::collection::vec((address, 80_u16..83, any_protocol(), set), 0..4);
     let endpoints = prop::collection::vec(
         (1_u8..9, any::<bool>(), any::<bool>(), any::<bool>()),
@@ -114,7 +118,7 @@ fn any_world() -> impl Strategy<Value = World> {
                 services,
                 node_addresses: node_addresses
                     .into_iter()
-                    .filter(|ip| !ip.is_loopback())
+                    .filter(|ip| !ip.is_loopback() && !ip.is_unspecified())
                     .collect(),
                 cluster_ips,
                 service_cidr,

@@ -27,19 +27,23 @@ pub(super) fn model(world: &World, request: &Request, client: &Client) -> Allowe
             Some((service, frontend.3))
         })
     };
-    let serves_node_ports = if to.is_loopback() {
-        is_host
-    } else {
-        world.node_addresses.contains(&to)
-    };
-    let found = find(Some(to)).or_else(|| if serves_node_ports { find(None) } else { None });
-    let Some((service, set)) = found else {
-        return match () {
-            () if serves_node_ports => Allowed::NotOurs,
-            () if world.cluster_ips.contains(&to) => Allowed::Refused(DropReason::PortNotInService),
-            () if world.service_cidr == Some(to) => Allowed::Refused(DropReason::UnassignedAddress),
-            () => Allowed::NotOurs,
-        };
+    // A connect to the unspecified address is one to loopback (connect(2)).
+    let is_own = to.is_loopback() || to.is_unspecified();
+    let exact = if is_own { None } else { find(Some(to)) };
+    let refused = |reason| Allowed::Refused(reason);
+    let (service, set) = match exact {
+        Some(found) => found,
+        None if !is_own && world.cluster_ips.contains(&to) => {
+            return refused(DropReason::PortNotInService);
+        }
+        None if (is_own && is_host) || (!is_own && world.node_addresses.contains(&to)) => {
+            match find(None) {
+                Some(found) => found,
+                None => return Allowed::NotOurs,
+            }
+        }
+        None if world.service_cidr == Some(to) => return refused(DropReason::UnassignedAddress),
+        None => return Allowed::NotOurs,
     };
     let is_taken = match service.source_filter {
         SourceFilter::Anyone => true,

@@ -71,52 +71,87 @@ fn publisher(kernel: &Fake) -> Publisher<Fake> {
     Publisher::restore(kernel.clone()).unwrap()
 }
 
+/// A Service with one frontend and endpoints 10.0.N.1 and on.
+fn simple(number: u8, vip: &str, endpoints: u8) -> ResolvedService {
+    let address = |host| IpAddr::from([10, 0, number, host]);
+    let endpoints = (1..=endpoints).map(|host| endpoint(address(host), true, false));
+    let frontends = vec![frontend(vip, EndpointSet::Cluster)];
+    service(
+        number,
+        number.into(),
+        vec![port(frontends, endpoints.collect())],
+    )
+}
+
+/// How many endpoints answer at a Service's frontend; `None` without the frontend.
+fn answers(kernel: &Fake, service: &ResolvedService) -> Option<usize> {
+    let port = &service.ports[0];
+    Some(kernel.answers(&key(&port.frontends[0], port))?.len())
+}
+
 #[test]
-fn a_full_map_fails_its_service_and_the_others_go_on() {
+fn a_service_that_does_not_fit_leaves_the_room_to_others() {
     let kernel = Fake::new(4, 64);
     let mut publisher = publisher(&kernel);
-    let endpoints = |from: u8, n: u8| {
-        (from..from + n)
-            .map(|i| endpoint(IpAddr::from([10, 0, 0, i]), true, false))
-            .collect()
-    };
-    let cluster = EndpointSet::Cluster;
-    let large = service(
-        1,
-        1,
-        vec![port(vec![frontend("10.96.0.1", cluster)], endpoints(1, 9))],
-    );
-    let small = service(
-        2,
-        2,
-        vec![port(vec![frontend("10.96.0.2", cluster)], endpoints(20, 1))],
-    );
-    let mut failures =
-        publisher.publish(vec![(name(1), Some(large)), (name(2), Some(small.clone()))]);
-    assert!(
-        matches!(
-            failures.pop(),
-            Some((_, PublishError::BackendsFull { capacity: 3 }))
-        ),
-        "{failures:?}"
-    );
-    // The large one has taken every id: the small one waits for its end.
-    let failures = publisher.publish(vec![(name(1), None)]);
-    assert!(failures.is_empty(), "{failures:?}");
-    let (retired, _) = publisher.take_retired().unwrap();
-    kernel.wait_for_readers();
-    publisher.free(retired).unwrap();
+    let (large, small) = (simple(1, "10.96.0.1", 9), simple(2, "10.96.0.2", 2));
+    for _ in 0..3 {
+        let mut failures = publisher.publish(vec![(name(1), Some(large.clone()))]);
+        let failure = failures.pop().map(|(_, error)| error);
+        assert!(matches!(
+            failure,
+            Some(PublishError::BackendsFull { capacity: 3 })
+        ));
+    }
     assert!(
         publisher
             .publish(vec![(name(2), Some(small.clone()))])
             .is_empty()
     );
     assert_eq!(
-        kernel
-            .answers(&key(&small.ports[0].frontends[0], &small.ports[0]))
-            .unwrap()
-            .len(),
-        1
+        (answers(&kernel, &large), answers(&kernel, &small)),
+        (None, Some(2))
+    );
+    // It shrinks and fits.
+    let shrunk = simple(1, "10.96.0.1", 1);
+    assert!(
+        publisher
+            .publish(vec![(name(1), Some(shrunk.clone()))])
+            .is_empty()
+    );
+    assert_eq!(answers(&kernel, &shrunk), Some(1));
+}
+
+#[test]
+fn a_frontend_never_outlives_its_owner_even_if_the_next_one_fails() {
+    let kernel = Fake::new(4, 64);
+    let mut publisher = publisher(&kernel);
+    let (old, new, other) = (
+        simple(1, "10.96.0.1", 1),
+        simple(2, "10.96.0.1", 9),
+        simple(3, "10.96.0.3", 2),
+    );
+    assert!(
+        publisher
+            .publish(vec![(name(1), Some(old.clone()))])
+            .is_empty()
+    );
+    // One batch: the frontend changes hands, and the new owner does not fit.
+    let failures = publisher.publish(vec![(name(1), None), (name(2), Some(new))]);
+    assert_eq!(failures.len(), 1);
+    assert_eq!(
+        answers(&kernel, &old),
+        None,
+        "it would lead to ids that are given to others"
+    );
+    free(&kernel, &mut publisher);
+    assert!(
+        publisher
+            .publish(vec![(name(3), Some(other.clone()))])
+            .is_empty()
+    );
+    assert_eq!(
+        (answers(&kernel, &old), answers(&kernel, &other)),
+        (None, Some(2))
     );
 }
 
