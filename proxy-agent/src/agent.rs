@@ -280,10 +280,11 @@ impl Agent {
             self.pruned = true;
             // Backends may have gone while no agent was there.
             self.sweep_due = true;
+            self.metrics.first_published(started.elapsed());
             tracing::info!(services, took = ?started.elapsed(), "first complete publish");
         }
-        tracing::debug!(services, took = ?started.elapsed(), "published");
         let (took, waited) = (started.elapsed(), waited_from.elapsed());
+        tracing::debug!(services, ?took, ?waited, "published");
         self.metrics
             .published(took, waited, failures.len(), self.publisher.sizes());
         self.tell_programming_latency();

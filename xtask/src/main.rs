@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod bench;
 mod bpf;
 mod build;
 mod command;
@@ -44,6 +45,8 @@ enum Verb {
         #[arg(last = true)]
         arguments: Vec<OsString>,
     },
+    /// Measure what the design promises, and name each bound that is missed
+    Bench(bench::Options),
     /// Check formatting, lints and dependencies
     Lint,
     /// Run a smoke test on older kernels, in virtual machines
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
 fn run(verb: Verb) -> Result<ExitCode> {
     match verb {
         Verb::Test(options) => return test::run(&options),
+        Verb::Bench(options) => return bench::run(&options),
         Verb::Kernels(options) => return kernels::run(&options),
         Verb::Setup => setup::run()?,
         Verb::Bpf => bpf::run()?,

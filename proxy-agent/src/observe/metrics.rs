@@ -48,6 +48,7 @@ pub struct Metrics {
     last_sync: Seconds,
     last_queued: Seconds,
     event_to_kernel: Histogram,
+    first_publish: Seconds,
     network_programming: Histogram,
     failures: Counter,
     warnings: Family<Reason, Counter>,
@@ -71,6 +72,7 @@ impl Metrics {
             last_queued: Gauge::default(),
             network_programming: Histogram::new(exponential_buckets(0.001, 2.0, 20)),
             event_to_kernel: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
+            first_publish: Gauge::default(),
             failures: Counter::default(),
             warnings: Family::default(),
             drops: Family::default(),
@@ -127,6 +129,11 @@ impl Metrics {
             "fairlead_event_to_kernel_seconds",
             "From the arrival of a change to the kernel's use of it",
             self.event_to_kernel.clone(),
+        );
+        registry.register(
+            "fairlead_first_publish_seconds",
+            "From the first complete lists to all of them in the kernel; 0 before that",
+            self.first_publish.clone(),
         );
         registry.register(
             "fairlead_publish_failures",
@@ -221,6 +228,11 @@ impl Metrics {
                 .set(entries as i64);
         }
         self.contested.set(sizes.contested_frontends as i64);
+    }
+
+    /// All of the first complete lists is in the kernel.
+    pub fn first_published(&self, took: Duration) {
+        self.first_publish.set(took.as_secs_f64());
     }
 
     /// A slice is in the kernel whose change began at this time (milliseconds

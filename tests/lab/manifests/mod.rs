@@ -23,7 +23,7 @@ pub struct ObjectId {
 
 impl ObjectId {
     /// One file per object.
-    pub(crate) fn file_name(&self) -> String {
+    pub fn file_name(&self) -> String {
         format!("{}_{}_{}.json", self.kind, self.namespace, self.name)
     }
 }
