@@ -46,7 +46,13 @@ pub async fn run(config: Config) -> Result<()> {
     for flag in &config.unused {
         tracing::warn!("--{flag} does nothing in this version: there are no device programs yet");
     }
-    attach::attach(&config.attach)?;
+    // Before anything is touched: a start that cannot go on changes nothing.
+    if let Some(options) = kube_options(&config) {
+        source::kube::check(&options)
+            .await
+            .context("configuring the connection to the API server")?;
+    }
+    let _attached = attach::attach(&config.attach)?;
     let kernel = BpfKernel::open(&config.attach.pin_dir)?;
     let publisher = Publisher::restore(kernel).context("reading the pinned maps")?;
     let metrics = Arc::new(Metrics::new(&config.attach.pin_dir, &config.attach.sizes));
@@ -91,28 +97,33 @@ pub async fn run(config: Config) -> Result<()> {
 }
 
 async fn run_source(config: Config, events: mpsc::Sender<Event>) -> Result<()> {
-    match config.source {
-        SourceConfig::Manifests(directory) => {
-            tracing::info!(directory = %directory.display(), "objects come from manifests");
-            source::manifests::run(directory, events)
-                .await
-                .context("watching the manifests")
-        }
-        SourceConfig::Kubernetes {
-            kubeconfig,
-            servers,
-        } => {
-            let options = KubeOptions {
-                kubeconfig,
-                servers,
-                node_name: config.node_name.as_str().into(),
-                service_proxy_name: config.resolve.service_proxy_name,
-            };
-            source::kube::run(&options, events)
-                .await
-                .context("connecting to the API server")
-        }
+    if let SourceConfig::Manifests(directory) = &config.source {
+        tracing::info!(directory = %directory.display(), "objects come from manifests");
+        let run = source::manifests::run(directory.clone(), events);
+        return run.await.context("watching the manifests");
     }
+    let Some(options) = kube_options(&config) else {
+        return Ok(());
+    };
+    let run = source::kube::run(&options, events);
+    run.await.context("connecting to the API server")
+}
+
+/// How to reach the API server, if objects come from one.
+fn kube_options(config: &Config) -> Option<KubeOptions> {
+    let SourceConfig::Kubernetes {
+        kubeconfig,
+        servers,
+    } = &config.source
+    else {
+        return None;
+    };
+    Some(KubeOptions {
+        kubeconfig: kubeconfig.clone(),
+        servers: servers.clone(),
+        node_name: config.node_name.as_str().into(),
+        service_proxy_name: config.resolve.service_proxy_name.clone(),
+    })
 }
 
 struct Agent {

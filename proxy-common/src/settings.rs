@@ -18,8 +18,9 @@ pub struct Settings {
     /// 1 if only sockets of the host's network namespace are translated
     /// (sidecar meshes need to see ClusterIPs in pods).
     pub host_only: u32,
-    /// Always 0.
-    pub _reserved: u32,
+    /// Which load of the programs answers probes: those of an earlier one may
+    /// still be on another cgroup.
+    pub instance: u32,
 }
 
 const _: () = assert!(size_of::<Settings>() == 32);

@@ -1,10 +1,10 @@
 //! Maps `socket_flows` and `udp_flows`: what a socket was translated from and to.
 
-use crate::{Address, BackendId, FrontendKey, Protocol, Scope};
+use crate::{Address, BackendId, FrontendKey};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
-/// Frontends that one unconnected UDP socket remembers at a time. Past that the
-/// oldest is forgotten: its late answers show the backend's address.
+/// Frontends that one unconnected UDP socket remembers at a time. Past that the one
+/// used longest ago is forgotten: its late answers show the backend's address.
 pub const UDP_FLOWS_PER_SOCKET: usize = 8;
 
 /// One translation of a socket.
@@ -27,33 +27,17 @@ pub struct SocketFlow {
     pub generation: u32,
 }
 
-impl SocketFlow {
-    /// A record that is not in use.
-    pub const EMPTY: Self = Self {
-        frontend: FrontendKey {
-            address: Address::ANY_V6,
-            port: 0,
-            protocol: Protocol::Udp,
-            scope: Scope::Internal,
-        },
-        backend_address: Address::ANY_V6,
-        backend_port: 0,
-        used: 0,
-        _reserved: 0,
-        backend: 0,
-        generation: 0,
-    };
-}
-
 /// Value of `udp_flows`: the last translations of an unconnected UDP socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, TryFromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct UdpFlows {
     /// Records; an unused one has `used` 0.
     pub flows: [SocketFlow; UDP_FLOWS_PER_SOCKET],
-    /// Record that is overwritten next.
-    pub next: u32,
+    /// When each record was last sent by, on `clock`; 0 for never.
+    pub stamps: [u32; UDP_FLOWS_PER_SOCKET],
+    /// Goes on with each send.
+    pub clock: u32,
 }
 
 const _: () = assert!(size_of::<SocketFlow>() == 48);
-const _: () = assert!(size_of::<UdpFlows>() == 48 * UDP_FLOWS_PER_SOCKET + 4);
+const _: () = assert!(size_of::<UdpFlows>() == 52 * UDP_FLOWS_PER_SOCKET + 4);

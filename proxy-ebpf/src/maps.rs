@@ -105,6 +105,10 @@ static SERVICE_STATS: Array<ServiceStats, { limits::SERVICES_MAX as usize }, MMA
 #[unsafe(export_name = "HAS_SET_RETVAL")]
 pub static HAS_SET_RETVAL: Global<u32> = Global::new(0);
 
+/// Which load of the programs this is.
+#[unsafe(export_name = "INSTANCE")]
+pub static INSTANCE: Global<u32> = Global::new(0);
+
 /// The backend that a socket was translated to, or none; for contexts other than
 /// sock_addr's.
 #[inline(always)]

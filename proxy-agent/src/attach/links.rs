@@ -9,18 +9,22 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Loads the program, and puts it in place of the one of the pinned link, or
-/// attaches it and pins the link.
-pub(super) fn put_in_place(program: &mut Program, cgroup: &File, pin: &Path) -> Result<()> {
+/// Loads the program and puts it in place of the one of the pinned link, or
+/// attaches it: then the link is not pinned yet, and ends if it is dropped.
+pub(super) fn put_in_place(
+    program: &mut Program,
+    cgroup: &File,
+    pin: &Path,
+) -> Result<Option<FdLink>> {
     // Types with the same methods and no trait for them.
     macro_rules! put {
         ($program:expr) => {{
             $program.load()?;
             if replace($program.fd()?, cgroup, pin)? {
-                return Ok(());
+                return Ok(None);
             }
             let link = $program.attach(cgroup, CgroupAttachMode::Single)?;
-            pin_link($program.take_link(link)?.try_into()?, pin)
+            Ok(Some($program.take_link(link)?.try_into()?))
         }};
     }
     match program {
@@ -56,7 +60,7 @@ fn replace(program: &ProgramFd, cgroup: &File, pin: &Path) -> Result<bool> {
 
 /// Pins the new link in place of one on another cgroup, which ends with its pin:
 /// the new one is already in force.
-fn pin_link(link: FdLink, pin: &Path) -> Result<()> {
+pub(super) fn pin_link(link: FdLink, pin: &Path) -> Result<()> {
     match std::fs::remove_file(pin) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             return Err(error).context("removing the old link");

@@ -11,14 +11,17 @@ mod settings;
 pub use maps::{MapSizes, MapSpec};
 pub use probe::observed_netns_cookie;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Ebpf, EbpfLoader};
 use ipnet::IpNet;
-use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
 use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
 use std::fs::File;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -60,22 +63,36 @@ pub fn link_path(pin_dir: &Path, program: &str) -> PathBuf {
     pin_dir.join("links").join(program)
 }
 
+/// The pin directory is ours while this lives.
+#[derive(Debug)]
+pub struct Attached {
+    _lock: Flock<File>,
+}
+
 /// Loads the programs, takes over or creates the maps, and attaches.
-pub fn attach(options: &AttachOptions) -> Result<()> {
+///
+/// Links to another cgroup than before take the place of the old ones only when
+/// the probe has shown that they work.
+pub fn attach(options: &AttachOptions) -> Result<Attached> {
     let cgroup = open_cgroup(&options.cgroup_root)?;
-    prepare_pin_dir(&options.pin_dir)?;
+    let lock = prepare_pin_dir(&options.pin_dir)?;
     // Before Linux 5.11 maps count against this limit; later it does not matter.
     if let Err(error) = setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY) {
         tracing::debug!(%error, "RLIMIT_MEMLOCK stays as it is (raising it takes CAP_SYS_RESOURCE)");
     }
-    let mut object = load(options)?;
-    settings::configure(&options.pin_dir, options)?;
+    raise_file_limit();
+    let instance = instance();
+    let mut object = load(options, instance)?;
+    settings::configure(options, instance)?;
+    let mut new_links = Vec::new();
     for name in PROGRAMS {
         let program = object
             .program_mut(name)
             .with_context(|| format!("the object has no program {name}"))?;
-        links::put_in_place(program, &cgroup, &link_path(&options.pin_dir, name))
+        let pin = link_path(&options.pin_dir, name);
+        let link = links::put_in_place(program, &cgroup, &pin)
             .with_context(|| format!("attaching {name} to {}", options.cgroup_root.display()))?;
+        new_links.extend(link.map(|link| (link, pin)));
     }
     let cookie = probe::find_host(&options.pin_dir).with_context(|| {
         format!(
@@ -83,8 +100,11 @@ pub fn attach(options: &AttachOptions) -> Result<()> {
             options.cgroup_root.display()
         )
     })?;
+    for (link, pin) in new_links {
+        links::pin_link(link, &pin)?;
+    }
     tracing::info!(cgroup = %options.cgroup_root.display(), pins = %options.pin_dir.display(), host_netns_cookie = cookie, "socket programs are in place");
-    Ok(())
+    Ok(Attached { _lock: lock })
 }
 
 fn open_cgroup(path: &Path) -> Result<File> {
@@ -96,14 +116,41 @@ fn open_cgroup(path: &Path) -> Result<File> {
     File::open(path).with_context(|| format!("opening {}", path.display()))
 }
 
-fn prepare_pin_dir(path: &Path) -> Result<()> {
-    let links = path.join("links");
-    std::fs::create_dir_all(&links).with_context(|| format!("creating {}", links.display()))?;
+/// A number that an earlier start is unlikely to have had; not 0.
+fn instance() -> u32 {
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_u32(std::process::id());
+    (hasher.finish() as u32).max(1)
+}
+
+/// The soft limit of most hosts is 1024, for the sake of select(2).
+fn raise_file_limit() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
+    if let Err(error) = raised {
+        tracing::debug!(%error, "RLIMIT_NOFILE stays as it is");
+    }
+}
+
+/// Makes the directory and claims it for this process: two agents would undo
+/// each other's work.
+fn prepare_pin_dir(path: &Path) -> Result<Flock<File>> {
+    let existing = path.ancestors().find(|it| it.exists()).unwrap_or(path);
     expect_file_system(
-        path,
+        existing,
         BPF_FS_MAGIC,
         "is not on a BPF file system: `mount -t bpf bpf /sys/fs/bpf`, or set --pin-dir",
-    )
+    )?;
+    let links = path.join("links");
+    std::fs::create_dir_all(&links).with_context(|| format!("creating {}", links.display()))?;
+    let directory = File::open(path).with_context(|| format!("opening {}", path.display()))?;
+    Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
+        Errno::EWOULDBLOCK => anyhow!(
+            "another agent uses {}: stop it first, or set --pin-dir",
+            path.display()
+        ),
+        error => anyhow!(error).context(format!("locking {}", path.display())),
+    })
 }
 
 fn expect_file_system(path: &Path, wanted: FsType, otherwise: &str) -> Result<()> {
@@ -116,7 +163,7 @@ fn expect_file_system(path: &Path, wanted: FsType, otherwise: &str) -> Result<()
     Ok(())
 }
 
-fn load(options: &AttachOptions) -> Result<Ebpf> {
+fn load(options: &AttachOptions, instance: u32) -> Result<Ebpf> {
     let specs = MapSpec::all(&options.sizes);
     let misfits: Vec<String> = specs
         .iter()
@@ -140,6 +187,7 @@ fn load(options: &AttachOptions) -> Result<Ebpf> {
     }
     let mut loader = EbpfLoader::new();
     loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
+    loader.override_global("INSTANCE", &instance, true);
     for spec in &specs {
         loader.map_pin_path(spec.name, options.pin_dir.join(spec.name));
         if spec.max_entries > 0 {

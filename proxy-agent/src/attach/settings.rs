@@ -14,9 +14,11 @@ const REFUSE: u32 = 1;
 const LEAVE_ALONE: u32 = 0;
 
 /// Writes what the programs must know before they run.
-pub(super) fn configure(pin_dir: &Path, options: &AttachOptions) -> Result<()> {
+pub(super) fn configure(options: &AttachOptions, instance: u32) -> Result<()> {
+    let pin_dir = &options.pin_dir;
     update_settings(pin_dir, |settings| {
-        settings.host_only = options.host_only.into()
+        settings.host_only = options.host_only.into();
+        settings.instance = instance;
     })?;
     let map =
         MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;

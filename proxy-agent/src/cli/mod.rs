@@ -5,7 +5,7 @@ mod services;
 mod status;
 
 use crate::agent;
-use crate::config::{Options, PIN_DIR};
+use crate::config::{LogFormat, Options, PIN_DIR};
 use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
@@ -23,28 +23,13 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Watch Services and program the kernel of this node
-    Agent {
-        #[command(flatten)]
-        options: Box<Options>,
-        /// Form of the log
-        #[arg(long, value_enum, default_value_t = LogFormat::Text)]
-        log_format: LogFormat,
-        /// What is logged, such as `info` or `proxy_agent=debug`
-        #[arg(long, value_name = "FILTER", default_value = "info")]
-        log: String,
-    },
+    Agent(Box<Options>),
     /// List service ports, their frontends and how many backends each has, from the pinned maps
     Services(Inspect),
     /// List the backends of service ports, from the pinned maps
     Backends(Inspect),
     /// Show hooks, maps and drops, from the kernel
     Status(Inspect),
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LogFormat {
-    Text,
-    Json,
 }
 
 /// Options of the commands that read the maps.
@@ -68,12 +53,12 @@ impl Cli {
     /// Runs the command.
     pub fn run(self) -> Result<()> {
         match self.command {
-            Command::Agent {
-                options,
-                log_format,
-                log,
-            } => {
-                start_log(log_format, &log)?;
+            Command::Agent(options) => {
+                let options = options.merged()?;
+                start_log(
+                    options.log_format.unwrap_or(LogFormat::Text),
+                    options.log.as_deref().unwrap_or("info"),
+                )?;
                 let config = options.resolve()?;
                 tokio::runtime::Runtime::new()
                     .context("starting the runtime")?

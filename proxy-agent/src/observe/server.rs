@@ -6,9 +6,14 @@ use anyhow::{Context, Result};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, routing::get};
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
 
 /// Serves /healthz, /livez and /readyz; returns once the socket listens.
 pub async fn serve_health(
@@ -80,13 +85,34 @@ fn answer(health: &Health, good: impl FnOnce(&Report) -> bool) -> Response {
     (status, headers, Json(report)).into_response()
 }
 
+/// Connections of one endpoint at a time; further ones are closed at once.
+const CONNECTIONS_MAX: usize = 256;
+
+/// How long a connection may last: probes and scrapes connect anew.
+const CONNECTION_MAX: Duration = Duration::from_secs(10);
+
 async fn serve(address: SocketAddr, router: Router, flag: &str) -> Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("listening on {address}: choose another with {flag} (kube-proxy may still run)")
     })?;
     tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
-            tracing::error!(%address, %error, "an HTTP endpoint ended");
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let Ok((stream, _)) = listener.accept().await else {
+                // Out of descriptors, most likely: others close in the meantime.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let Ok(permit) = room.clone().try_acquire_owned() else {
+                continue;
+            };
+            let service = TowerToHyperService::new(router.clone());
+            tokio::spawn(async move {
+                let _permit = permit;
+                let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+                // A client that goes away in the middle is its own business.
+                let _ = tokio::time::timeout(CONNECTION_MAX, serving).await;
+            });
         }
     });
     Ok(())

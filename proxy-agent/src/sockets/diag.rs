@@ -10,7 +10,7 @@ use netlink_packet_sock_diag::constants::{AF_INET, AF_INET6, IPPROTO_UDP};
 use netlink_packet_sock_diag::inet::{ExtensionFlags, InetRequest, SocketId, StateFlags};
 use netlink_packet_sock_diag::{SockDiagDestroy, SockDiagMessage};
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_SOCK_DIAG};
-use proxy_common::UdpSocket;
+use proxy_common::{Address, UdpSocket};
 
 /// Room for one answer of a dump; the kernel sends at most 32 KiB at once.
 const ANSWER_BYTES: usize = 64 * 1024;
@@ -33,6 +33,7 @@ pub(super) fn destroy(
         for id in connected(&netlink, family)? {
             let cookie = u64::from_ne_bytes(id.cookie);
             if let Some(socket) = sockets.get(&cookie)
+                && points_at(&id, socket)
                 && is_still(cookie, socket)?
             {
                 destroyed += usize::from(destroy_one(&netlink, family, id)?);
@@ -40,6 +41,12 @@ pub(super) fn destroy(
         }
     }
     Ok(destroyed)
+}
+
+/// Whether a socket of the dump is connected to the backend that the programs noted.
+fn points_at(id: &SocketId, socket: &UdpSocket) -> bool {
+    Address::from(id.destination_address) == socket.address
+        && u32::from(id.destination_port) == socket.port
 }
 
 /// The connected UDP sockets of a family.

@@ -3,7 +3,7 @@
 use super::{
     ALLOW,
     address::{self, Family},
-    flow, refuse, request,
+    flow, refuse, request, udp_flows,
 };
 use crate::maps::{self, SOCKET_FLOWS, SocketMaps, UDP_SOCKETS};
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
@@ -36,7 +36,6 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
         }
         Decision::Refuse(refusal) => {
             maps::count_refused(refusal);
-            forget(ctx);
             refuse::connect::<F>(ctx, &request)
         }
     }
@@ -58,7 +57,11 @@ fn remember(ctx: &SockAddrContext, mut flow: SocketFlow) {
             netns: maps::netns_cookie(ctx),
             backend: flow.backend,
             generation: flow.generation,
+            address: flow.backend_address,
+            port: flow.backend_port.into(),
+            _reserved: 0,
         };
+        udp_flows::forget_frontend(ctx, &flow.frontend);
         // A full map leaves this socket unwatched; it works all the same.
         let _ = UDP_SOCKETS.insert(cookie(ctx), socket, 0);
     }
@@ -66,7 +69,7 @@ fn remember(ctx: &SockAddrContext, mut flow: SocketFlow) {
 
 /// Forgets what an earlier connect() of the same socket was translated to.
 #[inline(always)]
-fn forget(ctx: &SockAddrContext) {
+pub fn forget(ctx: &SockAddrContext) {
     // SAFETY: the context's socket is valid while the program runs.
     let Some(record) = (unsafe { SOCKET_FLOWS.get_ptr_mut(ctx).as_mut() }) else {
         return;
@@ -92,7 +95,9 @@ fn answer_probe(ctx: &SockAddrContext) {
     };
     // SAFETY: the element of an array map is always valid.
     let probe = unsafe { (*settings).probe_socket_cookie };
-    if probe != 0 && probe == cookie(ctx) {
+    // SAFETY: as above.
+    let instance = unsafe { (*settings).instance };
+    if probe != 0 && probe == cookie(ctx) && instance == maps::INSTANCE.load() {
         // SAFETY: as above.
         unsafe { (*settings).probe_netns_cookie = maps::netns_cookie(ctx) };
     }

@@ -2,6 +2,7 @@
 
 mod address;
 mod connect;
+mod connected;
 mod handshake;
 mod peername;
 mod recvmsg;

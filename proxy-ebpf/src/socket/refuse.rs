@@ -16,8 +16,14 @@ const CLOSED_PORT: u16 = 1;
 
 /// Refuses a connect(). Before Linux 6.1 no error can be chosen, so the socket
 /// is pointed at port 0 of loopback, which the kernel itself refuses.
+///
+/// With an error the socket stays as it was: a UDP socket keeps the connection,
+/// and the record, that it had.
 #[inline(always)]
 pub fn connect<F: Family>(ctx: &SockAddrContext, request: &Request) -> i32 {
+    if HAS_SET_RETVAL.load() == 0 {
+        super::connect::forget(ctx);
+    }
     refuse::<F>(ctx, request, 0)
 }
 

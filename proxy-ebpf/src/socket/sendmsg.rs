@@ -3,11 +3,11 @@
 use super::{
     ALLOW,
     address::{self, Family},
-    flow, refuse, request, udp_flows,
+    connected, flow, refuse, request, udp_flows,
 };
 use crate::maps::{self, SocketMaps};
 use aya_ebpf::programs::SockAddrContext;
-use proxy_common::decide::{Decision, decide};
+use proxy_common::decide::{BackendRef, Decision, decide};
 
 /// Translates the destination of one datagram.
 ///
@@ -18,7 +18,10 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(request) = request::<F>(ctx) else {
         return ALLOW;
     };
-    let kept = udp_flows::kept(ctx, &request.key());
+    let mut kept = udp_flows::kept(ctx, &request.key());
+    if kept == BackendRef::NONE {
+        kept = connected::kept(ctx, &request.key());
+    }
     match decide(&SocketMaps::new(ctx), &request, kept) {
         Decision::NotOurs => {
             udp_flows::forget_backend(ctx, request.destination, request.port);

@@ -40,6 +40,11 @@ pub struct KubeOptions {
     pub service_proxy_name: Option<Box<str>>,
 }
 
+/// Whether the configuration can be used at all; asks no server.
+pub async fn check(options: &KubeOptions) -> Result<(), ConfigError> {
+    server::Servers::load(options).await.map(drop)
+}
+
 /// Sends the objects of the API and their changes until the receiver is gone.
 /// Fails only if the configuration is unusable; servers that cannot be reached
 /// are tried for ever.

@@ -38,7 +38,7 @@ const STREAMING_SINCE_MINOR: u32 = 27;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The kubeconfig is unusable.
-    #[error("kubeconfig {path}: {source}")]
+    #[error("kubeconfig {path}")]
     Kubeconfig {
         /// The file.
         path: String,
@@ -46,7 +46,7 @@ pub enum ConfigError {
         source: ::kube::config::KubeconfigError,
     },
     /// No kubeconfig, no server, and not in a pod.
-    #[error("not in a pod ({0}); give a kubeconfig file or the address of an API server")]
+    #[error("not in a pod; give a kubeconfig file or the address of an API server")]
     NotInCluster(#[from] ::kube::config::InClusterError),
     /// The address of a server is none.
     #[error("address of an API server {address:?}: {why}")]
@@ -57,7 +57,7 @@ pub enum ConfigError {
         why: String,
     },
     /// The credentials or certificates are unusable.
-    #[error("client for {address}: {source}")]
+    #[error("client for {address}")]
     Client {
         /// The server.
         address: String,
@@ -93,10 +93,10 @@ impl Servers {
                 address: address.clone(),
                 why,
             };
-            let full = if address.contains("://") {
-                address.clone()
-            } else {
-                format!("https://{address}")
+            let full = match address.split_once("://") {
+                Some(("https" | "http", _)) => address.clone(),
+                None if !address.contains('/') => format!("https://{address}"),
+                _ => return Err(bad("write https://address:port".into())),
             };
             let mut config = match base(options).await? {
                 Ok(config) => config,

@@ -5,12 +5,15 @@ use nix::errno::Errno;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use tokio::io::unix::AsyncFd;
+
+/// Size of a manifest that is still read: a million endpoints are about 200 MB.
+const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 
 /// What happened to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,8 +111,25 @@ impl Directory {
         })
     }
 
+    /// Reads a regular file: anything else could keep the reader for ever.
     pub(super) fn read(&self, file: &str) -> io::Result<String> {
-        fs::read_to_string(self.path.join(file))
+        let path = self.path.join(file);
+        // A FIFO or device opens without a wait, and is then refused.
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        if metadata.len() > MANIFEST_BYTES_MAX {
+            let message = format!("it is larger than {MANIFEST_BYTES_MAX} bytes");
+            return Err(io::Error::other(message));
+        }
+        let mut text = String::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
+        file.read_to_string(&mut text)?;
+        Ok(text)
     }
 
     /// Waits for changes and gives all that are known by then. Nothing is lost

@@ -49,6 +49,9 @@ pub async fn run(path: PathBuf, events: mpsc::Sender<Event>) -> io::Result<()> {
     Ok(())
 }
 
+/// Pause before a file that could not be read is tried again.
+const READ_AGAIN: Duration = Duration::from_secs(5);
+
 type Sent = Result<(), SendError<Event>>;
 
 /// What is known of the directory's files.
@@ -164,7 +167,12 @@ impl Manifests {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
                     Ok(parse::Parsed::default())
                 }
-                Err(error) => Err(error.to_string()),
+                Err(error) => {
+                    // What stands in the way may pass: no descriptors, say.
+                    self.vanishing
+                        .insert(file.clone(), Instant::now() + READ_AGAIN);
+                    Err(error.to_string())
+                }
             };
             match signature {
                 Ok(signature) => self.signatures.insert(file.clone(), signature),

@@ -3,14 +3,16 @@
 //! A flag wins over the file, the file over the default. Names are kube-proxy's
 //! where it has the option.
 
+mod options;
+
+pub use options::{LogFormat, Options};
+
 use crate::attach::{AttachOptions, MapSizes};
-use crate::resolve::{ResolveOptions, Skip};
+use crate::resolve::ResolveOptions;
 use anyhow::{Context, Result, bail};
-use clap::Args;
 use ipnet::IpNet;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use proxy_common::limits;
-use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -18,132 +20,27 @@ use std::path::{Path, PathBuf};
 /// Where maps and links are pinned unless `--pin-dir` says otherwise.
 pub const PIN_DIR: &str = "/sys/fs/bpf/fairlead";
 
-/// Options as given: everything optional.
-#[derive(Args, Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Options {
-    /// YAML file with these options under the same names
-    #[arg(long, value_name = "FILE")]
-    #[serde(skip)]
-    pub config: Option<PathBuf>,
-    /// Kubeconfig with the address of the API server and credentials; in a pod the service account serves
-    #[arg(long, value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Addresses of API servers, tried in turn; they win over the kubeconfig's
-    #[arg(long, value_name = "URL", value_delimiter = ',')]
-    pub master: Option<Vec<String>>,
-    /// Take objects from the manifests in this directory instead of an API server
-    #[arg(long, value_name = "DIR")]
-    pub manifests: Option<PathBuf>,
-    /// Name of this node as slices call it [default: $NODE_NAME, else the host's name]
-    #[arg(long, value_name = "NAME")]
-    pub hostname_override: Option<String>,
-    /// This node's address, which `--nodeport-addresses primary` means [default: the Node's InternalIPs]
-    #[arg(long, value_name = "IP")]
-    pub bind_address: Option<IpAddr>,
-    /// Where /healthz and /livez are served; "" for nowhere [default: 0.0.0.0:10256]
-    #[arg(long, value_name = "IP:PORT")]
-    pub healthz_bind_address: Option<String>,
-    /// Where /metrics is served; "" for nowhere [default: 127.0.0.1:10249]
-    #[arg(long, value_name = "IP:PORT")]
-    pub metrics_bind_address: Option<String>,
-    /// Ranges of this node's addresses that serve NodePorts, or `primary` [default: all but loopback]
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    pub nodeport_addresses: Option<Vec<String>>,
-    /// Pod address ranges; accepted for kube-proxy's sake, sockets need no such hint
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    pub cluster_cidr: Option<Vec<IpNet>>,
-    /// Service address ranges: connections to an unassigned address are refused
-    #[arg(long, value_name = "CIDR", value_delimiter = ',')]
-    pub service_cidrs: Option<Vec<IpNet>>,
-    /// Uplink devices; this version has no device programs and only warns
-    #[arg(long, value_name = "NAME", value_delimiter = ',')]
-    pub devices: Option<Vec<String>>,
-    /// Cgroup v2 directory whose processes are served [default: the root of the hierarchy]
-    #[arg(long, value_name = "DIR")]
-    pub cgroup_root: Option<PathBuf>,
-    /// Directory on a BPF file system for maps and links [default: /sys/fs/bpf/fairlead]
-    #[arg(long, value_name = "DIR")]
-    pub pin_dir: Option<PathBuf>,
-    /// Translate only sockets of the host's network namespace (sidecar meshes) [default: false]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    pub host_namespace_only: Option<bool>,
-    /// Serve spec.externalIPs (anyone who may write a Service can claim an address: CVE-2020-8554) [default: true]
-    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
-    pub external_ips: Option<bool>,
-    /// Frontends to leave alone, as ADDRESS, ADDRESS:PORT or ADDRESS:PORT/PROTOCOL (NodeLocal DNSCache)
-    #[arg(long, value_name = "FRONTEND", value_delimiter = ',')]
-    pub skip_frontends: Option<Vec<Skip>>,
-    /// Value of the label service.kubernetes.io/service-proxy-name that means this proxy
-    #[arg(long, value_name = "NAME")]
-    pub service_proxy_name: Option<String>,
-    /// Room in map frontends, 136 bytes each [default: 65536]
-    #[arg(long, value_name = "N")]
-    pub frontends_max: Option<u32>,
-    /// Room in map backends, 32 bytes each [default: 262144]
-    #[arg(long, value_name = "N")]
-    pub backends_max: Option<u32>,
-    /// Room in map services (service ports), 264 bytes each [default: 65536]
-    #[arg(long, value_name = "N")]
-    pub services_max: Option<u32>,
-    /// Room in map affinity (clients with session affinity), 96 bytes each [default: 65536]
-    #[arg(long, value_name = "N")]
-    pub affinity_max: Option<u32>,
-}
-
-/// Takes the first that is set, field by field, without forgetting one.
-macro_rules! first_set {
-    ($flags:expr, $file:expr, [$($field:ident),* $(,)?]) => {{
-        let (Options { config, $($field),* }, file) = ($flags, $file);
-        Options { config, $($field: $field.or(file.$field)),* }
-    }};
-}
-
 impl Options {
-    /// Flags over the file that they name.
-    pub fn merged(self) -> Result<Self> {
-        let Some(path) = &self.config else {
-            return Ok(self);
-        };
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-        let file: Self = serde_saphyr::from_str(&text)
-            .with_context(|| format!("{} is no valid configuration", path.display()))?;
-        Ok(first_set!(
-            self,
-            file,
-            [
-                kubeconfig,
-                master,
-                manifests,
-                hostname_override,
-                bind_address,
-                healthz_bind_address,
-                metrics_bind_address,
-                nodeport_addresses,
-                cluster_cidr,
-                service_cidrs,
-                devices,
-                cgroup_root,
-                pin_dir,
-                host_namespace_only,
-                external_ips,
-                skip_frontends,
-                service_proxy_name,
-                frontends_max,
-                backends_max,
-                services_max,
-                affinity_max,
-            ]
-        ))
-    }
-
-    /// The configuration, with defaults and after checks.
+    /// The configuration of merged options, with defaults and after checks.
     pub fn resolve(self) -> Result<Config> {
-        let options = self.merged()?;
+        let options = self;
         if options.manifests.is_some() && (options.kubeconfig.is_some() || options.master.is_some())
         {
             bail!("--manifests excludes --kubeconfig and --master: there is one source of objects");
+        }
+        if let Some(path) = options.manifests.as_deref().filter(|path| path.is_file()) {
+            bail!(
+                "--manifests {} is a file: name its directory",
+                path.display()
+            );
+        }
+        let ranges = options.service_cidrs.as_ref().map_or(0, Vec::len)
+            + options.skip_frontends.as_ref().map_or(0, Vec::len);
+        if ranges > limits::SERVICE_CIDRS_MAX as usize {
+            bail!(
+                "--service-cidrs and --skip-frontends name {ranges} ranges and addresses, more than {}",
+                limits::SERVICE_CIDRS_MAX
+            );
         }
         let cgroup_root = match options.cgroup_root {
             Some(path) => path,
@@ -378,6 +275,21 @@ mod tests {
         assert_eq!(merged.pin_dir.as_deref(), Some(Path::new("/sys/fs/bpf/x")));
         assert_eq!(merged.service_cidrs.unwrap().len(), 1);
         assert_eq!(merged.metrics_bind_address, None);
+    }
+
+    #[test]
+    fn a_list_in_the_file_may_be_one_value() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        write!(
+            file,
+            "nodeport-addresses: primary\nlog: debug\nlog-format: json\n"
+        )
+        .unwrap();
+        let merged = options(&["--config", file.path().to_str().unwrap()])
+            .merged()
+            .unwrap();
+        assert_eq!(merged.nodeport_addresses, Some(vec!["primary".to_owned()]));
+        assert_eq!(merged.log_format, Some(LogFormat::Json));
     }
 
     #[test]
