@@ -1,8 +1,7 @@
 //! What the BPF programs and the agent share: map types, reasons and the decision.
 //!
 //! One file per map type. Nothing here does I/O; everything compiles for the
-//! kernel and for the host, so that tables, tests and `fairlead explain` run
-//! the very code that the kernel runs.
+//! kernel and for the host, so that tests run the very code that the kernel runs.
 //!
 //! Conventions of every map type:
 //! - addresses are 16 bytes in network byte order, IPv4 as `::ffff:a.b.c.d`

@@ -1,4 +1,4 @@
-//! What is wrong with an object, for the log, the event and the metric.
+//! What is wrong with an object, for the log and the metric.
 
 use crate::model::ObjectName;
 
@@ -57,7 +57,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The reason of the Kubernetes event, and the metric label.
+    /// The metric label, and a field of the log.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::UnreadableObject => "UnreadableObject",

@@ -51,7 +51,7 @@ pub trait Kernel {
     fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool;
     /// Fills a table's room.
     fn write_table(&mut self, table: TableRef, ids: &[BackendId]);
-    /// Every element of `frontends`; broken ones (unknown enum values) as keys to delete.
+    /// Every element of `frontends`; one that cannot be read is left alone.
     fn frontends(&self) -> Result<Vec<Frontend>, KernelError>;
     /// Writes an element of `frontends` under its own key.
     fn set_frontend(&mut self, frontend: &Frontend) -> Result<(), KernelError>;

@@ -31,8 +31,8 @@ pub struct Store {
     triggers_ms: Vec<i64>,
     services: HashMap<ObjectName, Service>,
     slices: Slices,
-    /// ClusterIPs of all Services, also of those that are not ours: an endpoint
-    /// with such an address would be translated twice (semantics 5).
+    /// ClusterIPs of all Services that the source tells of, ours or not: an
+    /// endpoint with such an address would be translated twice (semantics 5).
     cluster_ips: AddressCounts,
     with_source_ranges: BTreeSet<ObjectName>,
     listings: Listings,
