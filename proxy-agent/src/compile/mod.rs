@@ -7,6 +7,7 @@ use proxy_common::{
     ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
 };
 use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// Address and port: what tells the backends of one service port apart.
 pub type BackendKey = (Address, u16);
@@ -154,7 +155,37 @@ pub fn source_ranges(service: ServiceId, port: &ResolvedPort) -> BTreeSet<(u32, 
             SourceRange { service, address },
         )
     };
-    port.source_ranges.iter().map(key).collect()
+    let ranges = port.source_ranges.iter().filter(|it| it.prefix_len() != 0);
+    ranges
+        .flat_map(|it| without_mapped(*it))
+        .map(|it| key(&it))
+        .collect()
+}
+
+/// An IPv6 range without IPv4-mapped addresses: in the map those are the clients
+/// of the other family, which the range does not let in.
+fn without_mapped(range: IpNet) -> Vec<IpNet> {
+    const MAPPED: Ipv6Addr = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped();
+    let IpNet::V6(mut around) = range else {
+        return vec![range];
+    };
+    let mut parts = Vec::new();
+    while around.contains(&MAPPED)
+        && around.prefix_len() < 96
+        && let Ok(halves) = around.subnets(around.prefix_len() + 1)
+    {
+        for half in halves {
+            if half.contains(&MAPPED) {
+                around = half;
+            } else {
+                parts.push(half.into());
+            }
+        }
+    }
+    if around.network().to_ipv4_mapped().is_none() {
+        parts.push(around.into());
+    }
+    parts
 }
 
 /// The element of `services`; `None` if the name is longer than the API allows.

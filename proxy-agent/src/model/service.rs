@@ -285,20 +285,24 @@ impl RawSpec {
     /// Blanks around a range are allowed (serviceport.go). A range that cannot be
     /// read lets nobody in, and still makes the list a filter.
     fn source_ranges(&self, warn: &mut impl FnMut(Reason, String)) -> Box<[IpNet]> {
-        let ranges = self.load_balancer_source_ranges.iter().flatten();
-        let parse = |text: &String| match text.trim().parse::<IpNet>() {
-            Ok(range) => Some(range.trunc()),
-            Err(_) => {
-                warn(
-                    Reason::InvalidAddress,
-                    format!(
-                        "spec.loadBalancerSourceRanges {text:?} is no CIDR and lets nobody in; write one such as 192.0.2.0/24"
-                    ),
-                );
-                None
+        let mut ranges = Vec::new();
+        for text in self.load_balancer_source_ranges.iter().flatten() {
+            match text.trim().parse::<IpNet>() {
+                Ok(range) => ranges.push(range.trunc()),
+                Err(_) => {
+                    // In their place, addresses that no client has.
+                    let nobody = [[0xff; 4].into(), [0xff; 16].into()];
+                    ranges.extend(nobody.map(|ip: IpAddr| IpNet::from(ip)));
+                    warn(
+                        Reason::InvalidAddress,
+                        format!(
+                            "spec.loadBalancerSourceRanges {text:?} is no CIDR and lets nobody in; write one such as 192.0.2.0/24"
+                        ),
+                    );
+                }
             }
-        };
-        ranges.filter_map(parse).collect()
+        }
+        ranges.into()
     }
 
     fn affinity_timeout_s(&self, warn: &mut impl FnMut(Reason, String)) -> u32 {
@@ -358,6 +362,13 @@ impl RawSpec {
 impl RawPort {
     fn convert(&self, warn: &mut impl FnMut(Reason, String)) -> Option<ServicePort> {
         let name = self.name.as_deref().unwrap_or_default();
+        if name.contains('\0') {
+            // Map `services` ends a name with NUL: two ports would look like one.
+            let message =
+                format!("spec.ports[{name:?}].name has a NUL, the port is not used; rename it");
+            warn(Reason::InvalidPort, message);
+            return None;
+        }
         let number = self.port.unwrap_or_default();
         let Some(port) = port_number(number) else {
             let message = format!(
