@@ -391,6 +391,8 @@ impl<K: Kernel> Publisher<K> {
         let Some(port) = self.ports.get(&id) else {
             return Ok(());
         };
+        // Until it is retired, `backends` also has what is leaving.
+        let staying = port.next_backends.as_ref().unwrap_or(&port.backends);
         let wanted: Vec<Frontend> = port
             .frontends
             .iter()
@@ -400,7 +402,7 @@ impl<K: Kernel> Publisher<K> {
                     &port.key,
                     id,
                     &port.tables,
-                    &port.backends,
+                    staying,
                     port.affinity_timeout_s,
                 )
             })
