@@ -41,15 +41,17 @@ pub(super) fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
 }
 
 /// The name of a namespaced object; a manifest without a namespace is in
-/// `default`, as with kubectl. `None` without a name.
+/// `default`, as with kubectl. `None` without a name, or with one that no API
+/// server would take: `namespace/name:port` must stay readable in map `services`.
 pub(super) fn namespaced_name(meta: &ObjectMeta, interner: &mut Interner) -> Option<ObjectName> {
+    let is_name = |text: &str| !text.contains(['/', ':', '\0']);
     let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = meta
         .namespace
         .as_deref()
         .filter(|namespace| !namespace.is_empty())
         .unwrap_or("default");
-    Some(ObjectName::new(interner.intern(namespace), name))
+    (is_name(name) && is_name(namespace)).then(|| ObjectName::new(interner.intern(namespace), name))
 }
 
 /// A label that is set and not empty.

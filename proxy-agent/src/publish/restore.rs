@@ -82,15 +82,11 @@ fn restore_services(
     let mut records = kernel.services()?;
     records.sort_unstable_by_key(|(id, _)| (in_force.contains(id), *id));
     for (id, record) in &records {
-        let Some((service, key)) = parse(record) else {
+        let (service, key) = parse(record).unwrap_or_else(|| {
             let name = record.name();
-            tracing::warn!(
-                id,
-                name,
-                "map services has a name that cannot be read; left alone"
-            );
-            continue;
-        };
+            tracing::warn!(id, name, "map services has a name that cannot be read");
+            nobody(*id)
+        });
         let state = services.entry(service.clone()).or_default();
         if let Some(earlier) = state.ports.insert(key.clone(), *id) {
             ports.remove(&earlier);
@@ -168,6 +164,15 @@ fn restore_frontend(frontend: &Frontend, port: &mut Port, arena: &mut Arena) {
     }
     let index = compile::table_index(frontend.key.address.is_v4(), frontend.set);
     port.tables[index] = table;
+}
+
+/// A name that no Service has: what stands under it goes with the first publish.
+fn nobody(id: ServiceId) -> (ObjectName, PortKey) {
+    let key = PortKey {
+        name: "".into(),
+        protocol: Protocol::Tcp,
+    };
+    (ObjectName::new("", format!("unreadable {id}")), key)
 }
 
 /// `namespace/name:port` and the protocol.

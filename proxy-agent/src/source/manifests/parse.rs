@@ -85,7 +85,11 @@ impl Reader<'_> {
             Err(error) => return self.reject(R::KIND, named, &error.to_string()),
         };
         let Some(name) = raw.name(self.interner) else {
-            return self.reject(R::KIND, None, "metadata.name is missing");
+            return self.reject(
+                R::KIND,
+                None,
+                "metadata.name or its namespace is missing or no valid name",
+            );
         };
         let (object, warnings) = raw.into_object(name, self.interner);
         self.parsed.objects.extend(object);
