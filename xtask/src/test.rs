@@ -23,7 +23,7 @@ pub(crate) struct Options {
     /// Run only tests whose name contains this
     #[arg(long, value_name = "TEXT")]
     filter: Option<String>,
-    /// Run the long tests (marked `#[ignore]`) too
+    /// Run the long tests (marked `#[ignore]`) too, and more random cases
     #[arg(long)]
     long: bool,
 }
@@ -122,6 +122,10 @@ fn unit(options: &Options, targets: &[Target]) -> Vec<Command> {
     code.args(["--workspace", "--lib", "--bins"]);
     for target in targets.iter().filter(|target| target.tier() == Tier::Unit) {
         code.args(["--test", &target.name]);
+    }
+    if options.long {
+        // Histories of objects are the same tests with more cases.
+        code.env("FAIRLEAD_LONG", "1");
     }
     pass_to_tests(&mut code, options, &[]);
     let mut examples = cargo_test();

@@ -1,0 +1,181 @@
+//! The endpoints of a service port and its two sets [3, 4, 13 to 15].
+
+use super::fields::{self, is_v4, list, port_number, protocol, text, usable};
+use super::{Endpoint, OUR_NODE, Surroundings};
+use proxy_common::Protocol;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// `forNodes` and `forZones`.
+type Hints = (Vec<String>, Vec<String>);
+
+/// What one slice says of an endpoint.
+#[derive(Clone, Debug)]
+struct Copy {
+    ready: bool,
+    serving: bool,
+    terminating: bool,
+    local: bool,
+    hints: Option<Hints>,
+}
+
+/// The sets of one family, sorted.
+#[derive(Debug, Default)]
+pub(crate) struct Half {
+    pub(crate) cluster: Vec<Endpoint>,
+    pub(crate) local: Vec<Endpoint>,
+    serving: Vec<Endpoint>,
+}
+
+/// The halves of a service port: each family is independent [6].
+#[derive(Debug)]
+pub(crate) struct Sets {
+    v4: Half,
+    v6: Half,
+}
+
+impl Sets {
+    pub(super) fn of(around: &Surroundings<'_>, port: &str, of_port: Protocol) -> Self {
+        let half = |v4: bool| {
+            let mut copies: BTreeMap<Endpoint, Vec<Copy>> = BTreeMap::new();
+            for slice in &around.slices {
+                collect(slice, v4, port, of_port, around, &mut copies);
+            }
+            Half::of(copies, around.zone)
+        };
+        Self {
+            v4: half(true),
+            v6: half(false),
+        }
+    }
+
+    pub(super) fn half(&self, v4: bool) -> &Half {
+        if v4 { &self.v4 } else { &self.v6 }
+    }
+
+    /// Endpoints that flows may stay with [26].
+    pub(super) fn serving(&self) -> impl Iterator<Item = Endpoint> {
+        self.v4.serving.iter().chain(&self.v6.serving).copied()
+    }
+}
+
+/// Every copy of every endpoint in a slice.
+fn collect(
+    slice: &Value,
+    v4: bool,
+    port: &str,
+    of_port: Protocol,
+    around: &Surroundings<'_>,
+    copies: &mut BTreeMap<Endpoint, Vec<Copy>>,
+) {
+    let family = if v4 { "IPv4" } else { "IPv6" };
+    if text(&slice["addressType"]) != Some(family) {
+        return;
+    }
+    for slice_port in list(&slice["ports"]) {
+        let name = text(&slice_port["name"]).unwrap_or_default();
+        let Some(number) = port_number(&slice_port["port"]) else {
+            continue;
+        };
+        if name != port || protocol(slice_port) != Some(of_port) {
+            continue;
+        }
+        for endpoint in list(&slice["endpoints"]) {
+            let first = list(&endpoint["addresses"]).next();
+            let Some(ip) = first.and_then(text).and_then(fields::address) else {
+                continue;
+            };
+            if is_v4(ip) == v4 && usable(ip) && !around.cluster_ips.contains(&ip) {
+                copies.entry((ip, number)).or_default().push(read(endpoint));
+            }
+        }
+    }
+}
+
+/// [4]
+fn read(endpoint: &Value) -> Copy {
+    let condition = |name: &str, unset| endpoint["conditions"][name].as_bool().unwrap_or(unset);
+    let names = |field: &str| -> Vec<String> {
+        list(&endpoint["hints"][field])
+            .filter_map(|it| text(&it["name"]))
+            .map(str::to_owned)
+            .collect()
+    };
+    let hints = (names("forNodes"), names("forZones"));
+    Copy {
+        ready: condition("ready", true),
+        serving: condition("serving", true),
+        terminating: condition("terminating", false),
+        local: text(&endpoint["nodeName"]) == Some(OUR_NODE),
+        hints: (hints != Hints::default()).then_some(hints),
+    }
+}
+
+/// The copy that counts [3]: a ready one, then one that serves and terminates,
+/// then one that serves; of equals the one with the greatest hints.
+fn merge(copies: &[Copy]) -> Option<Copy> {
+    let tests: [fn(&Copy) -> bool; 3] = [
+        |it| it.ready,
+        |it| it.serving && it.terminating,
+        |it| it.serving,
+    ];
+    let test = tests.into_iter().find(|test| copies.iter().any(test))?;
+    let usable = copies.iter().filter(|it| test(it));
+    let mut chosen = usable
+        .max_by_key(|it| (it.serving && it.terminating, it.serving, it.hints.clone()))?
+        .clone();
+    chosen.local = copies.iter().any(|it| it.local);
+    Some(chosen)
+}
+
+/// The endpoints whose copy is wanted.
+fn those(all: &[(Endpoint, Copy)], wanted: impl Fn(&Copy) -> bool) -> Vec<Endpoint> {
+    let kept = all.iter().filter(|(_, copy)| wanted(copy));
+    kept.map(|(endpoint, _)| *endpoint).collect()
+}
+
+impl Half {
+    fn of(copies: BTreeMap<Endpoint, Vec<Copy>>, zone: Option<&str>) -> Self {
+        let mut all: Vec<(Endpoint, Copy)> = Vec::new();
+        for (endpoint, copies) in copies {
+            all.extend(merge(&copies).map(|copy| (endpoint, copy)));
+        }
+        let ready = those(&all, |it| it.ready);
+        let cluster = if ready.is_empty() {
+            those(&all, |it| it.serving && it.terminating)
+        } else {
+            hinted(&ready, &all, zone)
+        };
+        let mut local = those(&all, |it| it.ready && it.local);
+        if local.is_empty() {
+            local = those(&all, |it| it.serving && it.terminating && it.local);
+        }
+        Self {
+            cluster,
+            local,
+            serving: those(&all, |it| it.ready || it.serving),
+        }
+    }
+}
+
+/// [15]
+fn hinted(ready: &[Endpoint], all: &[(Endpoint, Copy)], zone: Option<&str>) -> Vec<Endpoint> {
+    let nodes = |it: &Copy| it.hints.clone().unwrap_or_default().0;
+    let zones = |it: &Copy| it.hints.clone().unwrap_or_default().1;
+    let has = |names: Vec<String>, us: &str| names.iter().any(|name| name == us);
+    if those(all, |it| it.ready && !nodes(it).is_empty()) == ready {
+        let ours = those(all, |it| it.ready && has(nodes(it), OUR_NODE));
+        if !ours.is_empty() {
+            return ours;
+        }
+    }
+    if let Some(zone) = zone
+        && those(all, |it| it.ready && !zones(it).is_empty()) == ready
+    {
+        let ours = those(all, |it| it.ready && has(zones(it), zone));
+        if !ours.is_empty() {
+            return ours;
+        }
+    }
+    ready.to_vec()
+}
