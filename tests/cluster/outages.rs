@@ -44,7 +44,7 @@ fn connections_go_on_while_the_api_server_is_away_and_later_changes_are_followed
         })?;
         space.replace(&by_hand("web").ready_endpoints([&world.b3]))?;
         world.soon_only("next change after the restart", &to, &["b3"])?;
-        load.stop()?.only_by(&["b1", "b2", "b3"])?;
+        load.stop()?.by_none_but(&["b1", "b2", "b3"])?;
         held.talk("still here?")?.answered_by("b1")
     });
 }
@@ -147,7 +147,7 @@ fn an_agent_that_starts_without_an_api_server_leaves_all_as_it_is_until_there_is
         world.within(RECONNECT, "the API server appeared: deletion", || {
             world.tcp(&goes)?.refused()
         })?;
-        load.stop()?.only_by(&["b1", "b2"])?;
+        load.stop()?.by_none_but(&["b1", "b2"])?;
         held.talk("still here?")?.answered_by("b1")
     });
 }

@@ -166,6 +166,22 @@ impl Counts {
         Ok(())
     }
 
+    /// Every dial was answered, and by no other pod; a load that ends just after a
+    /// change may not have met all of them.
+    pub fn by_none_but(&self, pods: &[&str]) -> Result<()> {
+        self.none_failed()?;
+        let stranger = self
+            .answered
+            .keys()
+            .find(|pod| !pods.contains(&pod.as_str()));
+        ensure!(
+            stranger.is_none(),
+            "answered by {:?}, expected none but {pods:?}",
+            self.answered
+        );
+        Ok(())
+    }
+
     /// No dial failed, and there was one.
     pub fn none_failed(&self) -> Result<()> {
         ensure!(

@@ -3,6 +3,7 @@
 //! Series follow the maps: an endpoint that is gone has none, and the ids of its
 //! counters start anew with their next owner, so nothing is inherited.
 
+use super::drops;
 use super::snapshot::{self, ServicePort};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
@@ -69,16 +70,76 @@ impl Collector for Connections {
             "Connections and datagrams that a service port had no endpoint for",
             refused,
         )?;
-        let gauge = ConstGauge::new(without_series as i64);
         let help = "Endpoints beyond those that get series of their own";
-        let metric = encoder.encode_descriptor(
+        let without_series = [(NO_LABELS, without_series as i64)];
+        gauges(
+            &mut encoder,
             "fairlead_endpoints_without_series",
             help,
-            None,
-            gauge.metric_type(),
+            without_series,
         )?;
-        gauge.encode(metric)
+        gauges(
+            &mut encoder,
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total",
+            "Service ports with a policy Local and endpoints, none of them on this node",
+            no_local_endpoints(&ports),
+        )?;
+        let drops = drops(&self.pin_dir).unwrap_or_else(|error| {
+            tracing::error!("metrics without drops: {error:#}");
+            Vec::new()
+        });
+        let drops = drops
+            .into_iter()
+            .map(|(reason, count)| ([("reason", reason.as_str())], count));
+        counters(
+            &mut encoder,
+            "fairlead_dropped",
+            "Connections and datagrams refused or dropped since the maps were made, by reason",
+            drops,
+        )
     }
+}
+
+const NO_LABELS: [(&str, &str); 0] = [];
+
+fn gauges<L: EncodeLabelSet>(
+    encoder: &mut DescriptorEncoder,
+    name: &str,
+    help: &str,
+    series: impl IntoIterator<Item = (L, i64)>,
+) -> Result<(), std::fmt::Error> {
+    let gauge_type = ConstGauge::new(0_i64).metric_type();
+    let mut family = encoder.encode_descriptor(name, help, None, gauge_type)?;
+    for (labels, value) in series {
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+    }
+    Ok(())
+}
+
+/// By family and policy, as kube-proxy counts them.
+fn no_local_endpoints(ports: &[ServicePort]) -> Vec<([(&'static str, &'static str); 2], i64)> {
+    let mut counts = Vec::new();
+    for (family, is_v6) in [("IPv4", false), ("IPv6", true)] {
+        let lacks = |port: &&ServicePort| {
+            let mut endpoints = port
+                .backends
+                .iter()
+                .filter(|it| it.address.starts_with('[') == is_v6)
+                .peekable();
+            endpoints.peek().is_some() && !endpoints.any(|it| it.in_local_set)
+        };
+        let internal = ports
+            .iter()
+            .filter(|port| port.internal_traffic_policy == "Local");
+        let external = ports.iter().filter(|port| {
+            let is_external = port.frontends.iter().any(|it| it.kind != "ClusterIP");
+            port.external_traffic_policy == "Local" && is_external
+        });
+        let labels = |policy| [("ip_family", family), ("traffic_policy", policy)];
+        counts.push((labels("internal"), internal.filter(lacks).count() as i64));
+        counts.push((labels("external"), external.filter(lacks).count() as i64));
+    }
+    counts
 }
 
 fn counters<L: EncodeLabelSet>(

@@ -52,7 +52,6 @@ pub struct Metrics {
     network_programming: Histogram,
     failures: Counter,
     warnings: Family<Reason, Counter>,
-    drops: Family<Reason, Gauge>,
     map_entries: Family<Map, Gauge>,
     contested: Gauge,
     sockets_destroyed: Counter,
@@ -75,7 +74,6 @@ impl Metrics {
             first_publish: Gauge::default(),
             failures: Counter::default(),
             warnings: Family::default(),
-            drops: Family::default(),
             map_entries: Family::default(),
             contested: Gauge::default(),
             sockets_destroyed: Counter::default(),
@@ -144,11 +142,6 @@ impl Metrics {
             "fairlead_rejected_objects",
             "Objects, or parts of them, that are not used, by reason",
             self.warnings.clone(),
-        );
-        registry.register(
-            "fairlead_dropped",
-            "Connections and datagrams refused or dropped since the maps were made, by reason",
-            self.drops.clone(),
         );
         registry.register(
             "fairlead_map_entries",
@@ -260,14 +253,6 @@ impl Metrics {
 
     /// The text format 0.0.4.
     pub(super) fn encode(&self) -> Result<String> {
-        for (reason, count) in drops(&self.pin_dir)? {
-            let label = Reason {
-                reason: reason.as_str().to_owned(),
-            };
-            self.drops
-                .get_or_create(&label)
-                .set(i64::try_from(count).unwrap_or(i64::MAX));
-        }
         let mut text = String::new();
         encode(&mut text, &self.registry).context("encoding metrics")?;
         Ok(text)

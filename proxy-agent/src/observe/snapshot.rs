@@ -56,6 +56,8 @@ pub struct BackendView {
     pub address: String,
     /// On this node.
     pub local: bool,
+    /// Whether policy `Local` may use it.
+    pub in_local_set: bool,
     /// `ready`: in the cluster set in force. `local-only`: in the local set only.
     /// `draining`: keeps UDP flows, gets nothing new. `gone`: about to be freed.
     pub state: &'static str,
@@ -147,6 +149,7 @@ fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> Backen
         id,
         address: socket_address(backend.address, backend.port),
         local: backend.local != 0,
+        in_local_set: backend.state & Backend::IN_LOCAL_SET != 0,
         state,
         opened: stats.opened,
         failed: stats.failed,
