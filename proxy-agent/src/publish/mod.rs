@@ -384,44 +384,7 @@ impl<K: Kernel> Publisher<K> {
         }
     }
 
-    // ---- phases 3 and 4: swing, withdraw ----
-
-    /// Points the frontends that the service port owns at its tables.
-    fn swing(&mut self, id: ServiceId) -> Result<(), PublishError> {
-        let Some(port) = self.ports.get(&id) else {
-            return Ok(());
-        };
-        // Until it is retired, `backends` also has what is leaving.
-        let staying = port.next_backends.as_ref().unwrap_or(&port.backends);
-        let wanted: Vec<Frontend> = port
-            .frontends
-            .iter()
-            .map(|it| {
-                compile::frontend(
-                    it,
-                    &port.key,
-                    id,
-                    &port.tables,
-                    staying,
-                    port.affinity_timeout_s,
-                )
-            })
-            .filter(|frontend| self.claims.owner(&frontend.key) == Some(id))
-            .collect();
-        for mut frontend in wanted {
-            if let Some(published) = self.frontends.get(&frontend.key) {
-                frontend.generation = published.generation;
-                if *published == frontend {
-                    continue;
-                }
-            }
-            frontend.generation = self.next_generation;
-            self.next_generation = self.next_generation.wrapping_add(1);
-            self.kernel.set_frontend(&frontend)?;
-            self.frontends.insert(frontend.key, frontend);
-        }
-        Ok(())
-    }
+    // ---- phase 4: withdraw ----
 
     /// Counts new ClusterIPs in, after their frontends: before that, a
     /// connection to one would be refused for its port.

@@ -1,12 +1,12 @@
-//! Phases 2 and 5 of a publish: the backends and tables of one service port.
+//! Phases 2, 3 and 5 of a publish: the backends, tables and frontends of one service port.
 
-use super::{Kernel, PublishError, Publisher, Rank};
+use super::{Kernel, KernelError, PublishError, Publisher, Rank};
 use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedFrontend, ResolvedPort};
 use proxy_common::{
-    Address, Backend, BackendId, FrontendKey, IDS_PER_LINE, Protocol, ServiceId, SourceRange,
-    TableRef,
+    Address, Backend, BackendId, Frontend, FrontendKey, IDS_PER_LINE, Protocol, ServiceId,
+    SourceRange, TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
 use std::collections::BTreeSet;
@@ -61,6 +61,17 @@ impl Port {
             service: self.service.clone(),
             port: self.key.clone(),
         }
+    }
+
+    /// The elements of `frontends` that the service port asks for.
+    fn wanted(&self, id: ServiceId) -> Vec<Frontend> {
+        // Until it is retired, `backends` also has what is leaving.
+        let staying = self.next_backends.as_ref().unwrap_or(&self.backends);
+        let timeout_s = self.affinity_timeout_s;
+        self.frontends
+            .iter()
+            .map(|it| compile::frontend(it, &self.key, id, &self.tables, staying, timeout_s))
+            .collect()
     }
 
     pub(super) fn frontend_keys(&self) -> impl Iterator<Item = FrontendKey> + '_ {
@@ -257,8 +268,49 @@ impl<K: Kernel> Publisher<K> {
         self.arena.allocate(length).ok_or(too_large)
     }
 
+    /// Phase 3: points the frontends that the service port owns at its tables.
+    pub(super) fn swing(&mut self, id: ServiceId) -> Result<(), PublishError> {
+        let owner = |this: &Self, key: &FrontendKey| this.claims.owner(key);
+        Ok(self.put_frontends(id, owner)?)
+    }
+
+    /// The same for those that still lead to it since their owner found no room:
+    /// what they point at must not go.
+    fn follow(&mut self, id: ServiceId) -> Result<(), KernelError> {
+        self.put_frontends(id, |this, key| Some(this.frontends.get(key)?.service))
+    }
+
+    /// Writes the frontends of a service port of which `whose` says so.
+    fn put_frontends(
+        &mut self,
+        id: ServiceId,
+        whose: impl Fn(&Self, &FrontendKey) -> Option<ServiceId>,
+    ) -> Result<(), KernelError> {
+        let wanted = self.ports.get(&id).map(|port| port.wanted(id));
+        for mut frontend in wanted.unwrap_or_default() {
+            if whose(self, &frontend.key) != Some(id) {
+                continue;
+            }
+            if let Some(published) = self.frontends.get(&frontend.key) {
+                frontend.generation = published.generation;
+                if *published == frontend {
+                    continue;
+                }
+            }
+            frontend.generation = self.next_generation;
+            self.next_generation = self.next_generation.wrapping_add(1);
+            self.kernel.set_frontend(&frontend)?;
+            self.frontends.insert(frontend.key, frontend);
+        }
+        Ok(())
+    }
+
     /// Phase 5: what the frontends no longer point at.
     pub(super) fn retire(&mut self, id: ServiceId) {
+        if let Err(error) = self.follow(id) {
+            tracing::error!(id, %error, "a frontend stays as it was, and so does what it points at");
+            return;
+        }
         let Some(mut port) = self.ports.remove(&id) else {
             return;
         };
