@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Tries `condition` until it holds; after `deadline` its last failure is the error.
 pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T>) -> Result<T> {
+    let deadline = deadline * slowness();
     let start = Instant::now();
     let mut tries = 0_u32;
     loop {
@@ -20,4 +21,10 @@ pub fn eventually<T>(deadline: Duration, mut condition: impl FnMut() -> Result<T
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     }
+}
+
+/// How many times slower than usual this machine is: an emulated one is.
+fn slowness() -> u32 {
+    let given = std::env::var("FAIRLEAD_SLOWNESS").ok();
+    given.and_then(|times| times.parse().ok()).unwrap_or(1)
 }

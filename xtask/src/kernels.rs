@@ -17,6 +17,9 @@ use crate::{build, command, paths};
 /// Booting takes half a minute without hardware support.
 const TIME_LIMIT: &str = "900";
 
+/// How much longer the smoke test waits for things there.
+const SLOWNESS: u32 = 6;
+
 /// Options of `cargo xtask kernels`.
 #[derive(Args)]
 pub(crate) struct Options {
@@ -76,7 +79,10 @@ fn smoke_test() -> Result<String> {
         program.display()
     );
     // The shell of the virtual machine splits it again.
-    Ok(format!("'{}'", program.display()))
+    Ok(format!(
+        "FAIRLEAD_SLOWNESS={SLOWNESS} '{}'",
+        program.display()
+    ))
 }
 
 fn report(kernel: &'static Kernel, programs: &Path, command: &str) -> Report {
