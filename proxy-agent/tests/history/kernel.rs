@@ -201,7 +201,12 @@ impl Kernel for FakeKernel {
     }
     fn set_backend(&mut self, id: BackendId, backend: &Backend) {
         self.write(Touches::AllFrontends, |it| {
-            it.backends[id as usize] = *backend
+            let old = std::mem::replace(&mut it.backends[id as usize], *backend);
+            let is_new = old.service == 0 && backend.service != 0;
+            if is_new && old.generation == backend.generation {
+                let what = format!("who remembers {old:?} takes it for {backend:?}");
+                it.broken.get_or_insert(what);
+            }
         });
     }
     fn reset_backend_stats(&mut self, _: BackendId) {}
