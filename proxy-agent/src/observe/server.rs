@@ -51,8 +51,10 @@ pub async fn serve_health(
 
 /// Serves /metrics; returns once the socket listens.
 pub async fn serve_metrics(address: SocketAddr, metrics: Arc<Metrics>) -> Result<()> {
+    // Many endpoints take a while to write out: not on the threads of the loop.
     let handler = move || async move {
-        match metrics.encode() {
+        let encoded = tokio::task::spawn_blocking(move || metrics.encode()).await;
+        match encoded.map_err(anyhow::Error::from).flatten() {
             Ok(text) => (
                 [(
                     header::CONTENT_TYPE,

@@ -156,6 +156,6 @@ fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> Backen
     }
 }
 
-fn socket_address(address: proxy_common::Address, port: u16) -> String {
+pub(super) fn socket_address(address: proxy_common::Address, port: u16) -> String {
     std::net::SocketAddr::new(address.to_ip(), port).to_string()
 }
