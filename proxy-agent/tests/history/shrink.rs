@@ -55,6 +55,8 @@ impl Shrinker<'_> {
         edit(&mut candidate);
         match run(&candidate, self.probes) {
             Ok(_) => false,
+            // Another sort of fault would only hide this one.
+            Err(fault) if fault.what.get(..9) != self.fault.what.get(..9) => false,
             Err(fault) => {
                 (self.best, self.fault) = (candidate, fault);
                 true
