@@ -13,6 +13,9 @@ pub type BackendId = u32;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Backend {
+    /// A word that only the tests' foreign layout has.
+    #[cfg(feature = "other-layout")]
+    pub other: u32,
     /// The endpoint's address.
     pub address: Address,
     /// Host byte order.
@@ -56,4 +59,5 @@ impl Backend {
     }
 }
 
-const _: () = assert!(size_of::<Backend>() == 32);
+const _: () =
+    assert!(size_of::<Backend>() == 32 + if cfg!(feature = "other-layout") { 4 } else { 0 });

@@ -221,6 +221,9 @@ pub struct Frontend {
     pub key: FrontendKey,
     /// Differs in every write of this map.
     pub generation: u32,
+    /// A word that only the tests' foreign layout has.
+    #[cfg(feature = "other-layout")]
+    pub other: u32,
     /// The service port that owns this frontend.
     pub service: ServiceId,
     /// Where the usable backends are listed; length 0 when there is none.
@@ -239,4 +242,5 @@ pub struct Frontend {
 }
 
 const _: () = assert!(size_of::<FrontendKey>() == 20);
-const _: () = assert!(size_of::<Frontend>() == 48);
+const _: () =
+    assert!(size_of::<Frontend>() == 48 + if cfg!(feature = "other-layout") { 4 } else { 0 });

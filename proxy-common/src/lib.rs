@@ -18,6 +18,7 @@ mod affinity;
 mod backend;
 pub mod decide;
 mod frontend;
+mod layout;
 pub mod limits;
 mod reason;
 mod service;
@@ -34,6 +35,7 @@ pub use backend::{Backend, BackendId};
 pub use frontend::{
     EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
 };
+pub use layout::{LAYOUT_VERSION, Layout, SOCKET_LAYOUT_VERSION};
 pub use reason::DropReason;
 pub use service::{ServiceId, ServiceRecord};
 pub use settings::Settings;

@@ -18,8 +18,8 @@ use aya_ebpf::{
 };
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, DropReason, Frontend,
-    FrontendKey, IDS_PER_LINE, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats, Settings,
-    SocketFlow, SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
+    FrontendKey, IDS_PER_LINE, Layout, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats,
+    Settings, SocketFlow, SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
     decide::{BackendRef, FrontendLookup, Maps, Refusal},
     limits,
 };
@@ -86,6 +86,10 @@ pub static UDP_SOCKETS: HashMap<u64, UdpSocket, { limits::UDP_SOCKETS_MAX as usi
 
 #[btf_map(name = "settings")]
 static SETTINGS: Array<Settings, 1> = Array::new();
+
+/// Only the agent reads it.
+#[btf_map(name = "layout")]
+static LAYOUT: Array<Layout, 1> = Array::new();
 
 #[btf_map(name = "drop_stats")]
 static DROP_STATS: PerCpuArray<u64, { DropReason::COUNT as usize }> = PerCpuArray::new();

@@ -130,6 +130,8 @@ pub fn frontend(
     Frontend {
         key: frontend_key(frontend, port),
         generation: 0,
+        #[cfg(feature = "other-layout")]
+        other: u32::MAX,
         service,
         table,
         affinity_timeout_s,

@@ -85,6 +85,8 @@ impl Port {
 /// the next owner of the id raises.
 pub(super) fn unused(old: &Backend) -> Backend {
     Backend {
+        #[cfg(feature = "other-layout")]
+        other: 0,
         address: Address::ANY_V6,
         port: 0,
         local: 0,
@@ -379,6 +381,8 @@ impl<K: Kernel> Publisher<K> {
 fn record(service: ServiceId, entry: &BackendEntry, generation: u32) -> Backend {
     let (address, port) = entry.key;
     Backend {
+        #[cfg(feature = "other-layout")]
+        other: u32::MAX,
         address,
         port,
         local: entry.local,
