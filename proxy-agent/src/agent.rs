@@ -5,6 +5,8 @@
 //! once when idle, and in a burst as many together as arrived during the last
 //! publish. The kernel's waits for readers run beside the loop.
 
+mod upgrade;
+
 use crate::attach;
 use crate::config::{Config, SourceConfig};
 use crate::model::{ObjectName, Warning};
@@ -25,6 +27,7 @@ use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
+use upgrade::PendingUpgrade;
 
 /// Events that may wait between source and loop.
 const QUEUE: usize = 4096;
@@ -52,9 +55,9 @@ pub async fn run(config: Config) -> Result<()> {
             .await
             .context("configuring the connection to the API server")?;
     }
-    let _attached = attach::attach(&config.attach)?;
-    let kernel = BpfKernel::open(&config.attach.pin_dir)?;
-    let publisher = Publisher::restore(kernel).context("reading the pinned maps")?;
+    let attached = attach::attach(&config.attach)?;
+    let _lock = attached.lock;
+    let publisher = Publisher::restore(attached.kernel).context("reading the pinned maps")?;
     let metrics = Arc::new(Metrics::new(&config.attach.pin_dir, &config.attach.sizes));
     let health = Arc::new(Health::default());
     if let Some(address) = config.healthz {
@@ -73,6 +76,7 @@ pub async fn run(config: Config) -> Result<()> {
         metrics,
         health,
         pruned: false,
+        upgrade: attached.upgrade.map(PendingUpgrade::new),
         waiting_since: None,
         retry: Retry::default(),
         freed: None,
@@ -134,6 +138,8 @@ struct Agent {
     health: Arc<Health>,
     /// Whether what no Service asks for was removed since the start.
     pruned: bool,
+    /// The change-over to new maps, until the first complete publish.
+    upgrade: Option<PendingUpgrade>,
     /// When the first change that the kernel does not have arrived.
     waiting_since: Option<Instant>,
     retry: Retry,
@@ -202,6 +208,7 @@ impl Agent {
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         loop {
             let (retry_at, sweep_at) = (self.retry.at, self.sweep_at);
+            let remind_at = self.upgrade.as_ref().map(|it| it.remind_at);
             tokio::select! {
                 biased;
                 _ = terminate.recv() => break,
@@ -213,6 +220,7 @@ impl Agent {
                 }
                 () = wait_until(retry_at) => {}
                 () = wait_until(sweep_at) => self.sweep_due = true,
+                () = wait_until(remind_at) => self.upgrade.iter_mut().for_each(PendingUpgrade::remind),
                 freed = finished(&mut self.freed) => self.free(freed)?,
                 outcome = finished(&mut self.sweep) => self.tell_sweep(outcome),
                 // Last: a flood of events must not hold up what gives room back.
@@ -270,6 +278,7 @@ impl Agent {
             self.publish_services(dirty)?;
         }
         self.publish_node_addresses();
+        self.finish_upgrade()?;
         self.waiting_since = None;
         Ok(())
     }
@@ -301,7 +310,9 @@ impl Agent {
         self.tell_programming_latency();
         // What one Service asks for in vain is told by log and metric; it does
         // not make the node unhealthy.
-        self.health.updated();
+        if self.upgrade.is_none() {
+            self.health.updated();
+        }
         self.retry
             .schedule(failures.into_iter().map(|(service, _)| service).collect());
         Ok(())
@@ -312,9 +323,33 @@ impl Agent {
         let wanted = self.store.has_source_ranges();
         match &self.clients {
             Some(clients) => clients.set_wanted(wanted),
-            None if wanted => self.clients = Some(Clients::start(&self.config.attach.pin_dir)),
+            None if wanted => {
+                // The map stays the same when its pin moves.
+                let pin_dir = &self.config.attach.pin_dir;
+                let upgrade = self.upgrade.as_ref();
+                let maps = upgrade.map_or_else(|| pin_dir.clone(), |it| it.upgrade.maps());
+                self.clients = Some(Clients::start(pin_dir, &maps));
+            }
             None => {}
         }
+    }
+
+    /// Changes over to new maps once they are complete.
+    fn finish_upgrade(&mut self) -> Result<()> {
+        let failed = self.retry.services.len();
+        let has_addresses = self.serving.is_some() && !self.local_addresses.is_empty();
+        let complete = failed == 0 && has_addresses;
+        let Some(pending) = self.upgrade.take_if(|it| it.is_due(complete)) else {
+            return Ok(());
+        };
+        let started = Instant::now();
+        pending
+            .upgrade
+            .finish(self.publisher.kernel_mut())
+            .context("changing over to the new maps (the next start goes on with it)")?;
+        self.health.updated();
+        tracing::info!(took = ?started.elapsed(), failed, "the new maps are in force");
+        Ok(())
     }
 
     /// Changes from before the agent came would tell how long it was away
@@ -391,7 +426,8 @@ impl Agent {
     }
 
     fn start_sweep(&mut self) {
-        if self.sweep_due && self.sweep.is_none() {
+        // The old maps, which may be foreign, are what is pinned before an upgrade.
+        if self.sweep_due && self.sweep.is_none() && self.upgrade.is_none() {
             self.sweep_due = false;
             self.sweep_at = None;
             let pin_dir = self.config.attach.pin_dir.clone();

@@ -9,6 +9,7 @@ pub mod attach;
 pub mod cli;
 pub mod compile;
 pub mod config;
+mod crash;
 pub mod model;
 pub mod observe;
 pub mod publish;

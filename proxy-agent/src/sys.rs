@@ -157,6 +157,30 @@ pub fn pin(object: BorrowedFd<'_>, path: &Path) -> io::Result<()> {
     .map(|_| ())
 }
 
+/// Type and sizes of a map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapShape {
+    /// `enum bpf_map_type`.
+    pub map_type: u32,
+    /// Bytes of a key.
+    pub key_size: u32,
+    /// Bytes of a value.
+    pub value_size: u32,
+    /// Elements that fit.
+    pub max_entries: u32,
+}
+
+/// What the kernel tells of a map.
+pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<MapShape> {
+    let info: MapInfo = info(map)?;
+    Ok(MapShape {
+        map_type: info.map_type,
+        key_size: info.key_size,
+        value_size: info.value_size,
+        max_entries: info.max_entries,
+    })
+}
+
 /// What the kernel tells of a link.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
     info(link)

@@ -1,6 +1,7 @@
 //! Links: each program is on its hook exactly once, and is replaced in place.
 
-use crate::sys;
+use super::{link_path, pins};
+use crate::{crash, sys};
 use anyhow::{Context, Result, bail};
 use aya::programs::{CgroupAttachMode, Program, ProgramFd, links::FdLink};
 use std::fs::File;
@@ -9,33 +10,56 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Loads the program and puts it in place of the one of the pinned link, or
-/// attaches it: then the link is not pinned yet, and ends if it is dropped.
+/// Types with the same methods and no trait for them.
+macro_rules! each_type {
+    ($program:expr, $it:ident => $body:expr) => {
+        match $program {
+            Program::CgroupSockAddr($it) => $body,
+            Program::CgroupSock($it) => $body,
+            Program::SockOps($it) => $body,
+            other => bail!(
+                "no hook is known for a program of type {:?}",
+                other.prog_type()
+            ),
+        }
+    };
+}
+
+/// Hands the program to the kernel, which checks it. It does not run yet.
+pub(super) fn load(program: &mut Program) -> Result<()> {
+    each_type!(program, program => program.load()?);
+    Ok(())
+}
+
+/// Puts a loaded program in place of the one of the pinned link, or attaches it:
+/// then the link is not pinned yet, and ends if it is dropped.
 pub(super) fn put_in_place(
     program: &mut Program,
     cgroup: &File,
     pin: &Path,
 ) -> Result<Option<FdLink>> {
-    // Types with the same methods and no trait for them.
-    macro_rules! put {
-        ($program:expr) => {{
-            $program.load()?;
-            if replace($program.fd()?, cgroup, pin)? {
-                return Ok(None);
-            }
-            let link = $program.attach(cgroup, CgroupAttachMode::Single)?;
-            Ok(Some($program.take_link(link)?.try_into()?))
-        }};
+    crash::point();
+    each_type!(program, program => {
+        if replace(program.fd()?, cgroup, pin)? {
+            return Ok(None);
+        }
+        let link = program.attach(cgroup, CgroupAttachMode::Single)?;
+        Ok(Some(program.take_link(link)?.try_into()?))
+    })
+}
+
+/// Takes programs off hooks that this build does not use.
+pub(super) fn remove_others(pin_dir: &Path, hooks: &[&str]) -> Result<()> {
+    for hook in pins::maps(&pins::links(pin_dir)).context("listing the links")? {
+        if !hooks.contains(&hook.as_str()) {
+            tracing::info!(
+                hook,
+                "this build has no program there; the earlier one's ends"
+            );
+            pins::remove(&link_path(pin_dir, &hook))?;
+        }
     }
-    match program {
-        Program::CgroupSockAddr(program) => put!(program),
-        Program::CgroupSock(program) => put!(program),
-        Program::SockOps(program) => put!(program),
-        other => bail!(
-            "no hook is known for a program of type {:?}",
-            other.prog_type()
-        ),
-    }
+    Ok(())
 }
 
 /// Whether the pinned link is on our cgroup and has the new program now.
@@ -60,14 +84,10 @@ fn replace(program: &ProgramFd, cgroup: &File, pin: &Path) -> Result<bool> {
 
 /// Pins the new link in place of one on another cgroup, which ends with its pin:
 /// the new one is already in force.
-pub(super) fn pin_link(link: FdLink, pin: &Path) -> Result<()> {
-    match std::fs::remove_file(pin) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            return Err(error).context("removing the old link");
-        }
-        _ => {}
-    }
-    link.pin(pin)
-        .with_context(|| format!("pinning {}", pin.display()))?;
-    Ok(())
+pub(super) fn pin_link(link: FdLink, pin_dir: &Path, pin: &Path) -> Result<()> {
+    let next = pins::next_link(pin_dir);
+    // A rename, so that a crash leaves one of them.
+    link.pin(&next)
+        .with_context(|| format!("pinning {}", next.display()))?;
+    std::fs::rename(&next, pin).with_context(|| format!("pinning {}", pin.display()))
 }

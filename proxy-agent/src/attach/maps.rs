@@ -1,15 +1,14 @@
-//! The maps by name: sizes, and whether pinned ones still fit this build.
+//! The maps by name: kinds, sizes, and what becomes of them at an upgrade.
 
-use aya::maps::MapInfo;
+use crate::sys::MapShape;
+use aya::maps::MapType;
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendStats, DropReason, Frontend, FrontendKey,
-    NetnsAddresses, ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange, TableLine,
-    UdpFlows, UdpSocket, limits,
+    Layout, NetnsAddresses, ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange,
+    TableLine, UdpFlows, UdpSocket, limits,
 };
-use std::path::Path;
 
-/// Sizes that an operator can choose. A pinned map keeps the size that it was
-/// made with.
+/// Sizes that an operator can choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
     /// Elements of `frontends`.
@@ -33,107 +32,175 @@ impl Default for MapSizes {
     }
 }
 
+/// Whose a map's content is, and so what becomes of it when maps are replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// The agent's: written anew, or copied.
+    Published,
+    /// Of what was seen since, in terms of the published maps: kept if it fits and
+    /// those mean the same.
+    Referring,
+    /// The sockets' own: kept as long as their layout is the same.
+    Sockets,
+}
+
 /// One map of the object.
 #[derive(Clone, Copy, Debug)]
 pub struct MapSpec {
     /// Name in the object, in `bpftool map` and of the pin.
     pub name: &'static str,
+    /// Kind of map.
+    pub map_type: MapType,
     /// Bytes of a key.
     pub key_size: usize,
     /// Bytes of a value.
     pub value_size: usize,
     /// Elements; 0 for socket storage, which has no limit.
     pub max_entries: u32,
+    /// Whose its content is.
+    pub content: Content,
 }
 
 impl MapSpec {
     /// Every map, in the order of a look-up.
-    pub fn all(sizes: &MapSizes) -> [Self; 18] {
-        let address = size_of::<Address>();
-        let spec = |name, key_size, value_size, max_entries| Self {
-            name,
-            key_size,
-            value_size,
-            max_entries,
-        };
-        [
-            spec(
-                "frontends",
-                size_of::<FrontendKey>(),
-                size_of::<Frontend>(),
-                sizes.frontends,
-            ),
-            spec("vips", address, 4, limits::ADDRESSES_MAX),
-            spec("node_addresses", address, 4, limits::NODE_ADDRESSES_MAX),
-            spec("service_cidrs", 4 + address, 4, limits::SERVICE_CIDRS_MAX),
-            spec("tables", 4, 4, limits::CHUNKS_MAX),
-            spec(
-                "tables_0",
-                4,
-                size_of::<TableLine>(),
-                limits::LINES_PER_CHUNK,
-            ),
-            spec("backends", 4, size_of::<Backend>(), sizes.backends),
-            spec("services", 4, size_of::<ServiceRecord>(), sizes.services),
-            spec(
-                "source_ranges",
-                4 + size_of::<SourceRange>(),
-                4,
-                limits::SOURCE_RANGES_MAX,
-            ),
-            spec(
-                "netns_addresses",
-                8,
-                size_of::<NetnsAddresses>(),
-                limits::NETNS_MAX,
-            ),
-            spec(
-                "affinity",
-                size_of::<AffinityKey>(),
-                size_of::<Affinity>(),
-                sizes.affinity,
-            ),
-            spec("socket_flows", 4, size_of::<SocketFlow>(), 0),
-            spec("udp_flows", 4, size_of::<UdpFlows>(), 0),
-            spec(
-                "udp_sockets",
-                8,
-                size_of::<UdpSocket>(),
-                limits::UDP_SOCKETS_MAX,
-            ),
-            spec("settings", 4, size_of::<Settings>(), 1),
-            spec(
-                "backend_stats",
-                4,
-                size_of::<BackendStats>(),
-                sizes.backends,
-            ),
-            spec(
-                "service_stats",
-                4,
-                size_of::<ServiceStats>(),
-                sizes.services,
-            ),
-            spec("drop_stats", 4, size_of::<u64>(), DropReason::COUNT),
-        ]
+    pub fn all(sizes: &MapSizes) -> Vec<Self> {
+        let mut specs = published(sizes);
+        specs.extend(remembered(sizes));
+        specs
     }
 
-    /// What keeps the map that is pinned in `directory` from serving this build;
-    /// `None` if it fits or there is none.
-    pub fn misfit(&self, directory: &Path) -> Option<String> {
-        let info = MapInfo::from_pin(directory.join(self.name)).ok()?;
-        let found = (
-            info.key_size() as usize,
-            info.value_size() as usize,
-            info.max_entries(),
-        );
-        let wanted = (self.key_size, self.value_size, self.max_entries);
-        (found != wanted).then(|| {
-            let (key, value, max) = found;
-            format!(
-                "map {} is pinned with {key}-byte keys, {value}-byte values and room for {max}; this build wants {}, {} and {}",
-                self.name, self.key_size, self.value_size, self.max_entries
-            )
-        })
+    /// Type and sizes.
+    pub fn shape(&self) -> MapShape {
+        MapShape {
+            map_type: self.map_type as u32,
+            key_size: self.key_size as u32,
+            value_size: self.value_size as u32,
+            max_entries: self.max_entries,
+        }
+    }
+}
+
+/// Maps that the agent writes, and counters by ids in them.
+fn published(sizes: &MapSizes) -> Vec<MapSpec> {
+    use MapType::{Array, ArrayOfMaps, Hash, LpmTrie};
+    let address = size_of::<Address>();
+    [
+        (
+            "frontends",
+            Hash,
+            size_of::<FrontendKey>(),
+            size_of::<Frontend>(),
+            sizes.frontends,
+        ),
+        ("vips", Hash, address, 4, limits::ADDRESSES_MAX),
+        (
+            "node_addresses",
+            Hash,
+            address,
+            4,
+            limits::NODE_ADDRESSES_MAX,
+        ),
+        (
+            "service_cidrs",
+            LpmTrie,
+            4 + address,
+            4,
+            limits::SERVICE_CIDRS_MAX,
+        ),
+        ("tables", ArrayOfMaps, 4, 4, limits::CHUNKS_MAX),
+        (
+            "tables_0",
+            Array,
+            4,
+            size_of::<TableLine>(),
+            limits::LINES_PER_CHUNK,
+        ),
+        ("backends", Array, 4, size_of::<Backend>(), sizes.backends),
+        (
+            "services",
+            Hash,
+            4,
+            size_of::<ServiceRecord>(),
+            sizes.services,
+        ),
+        (
+            "source_ranges",
+            LpmTrie,
+            4 + size_of::<SourceRange>(),
+            4,
+            limits::SOURCE_RANGES_MAX,
+        ),
+        ("settings", Array, 4, size_of::<Settings>(), 1),
+        ("layout", Array, 4, size_of::<Layout>(), 1),
+        (
+            "backend_stats",
+            Array,
+            4,
+            size_of::<BackendStats>(),
+            sizes.backends,
+        ),
+        (
+            "service_stats",
+            Array,
+            4,
+            size_of::<ServiceStats>(),
+            sizes.services,
+        ),
+    ]
+    .map(|columns| spec(Content::Published, columns))
+    .into()
+}
+
+/// Maps of what the programs, or the node, have seen.
+fn remembered(sizes: &MapSizes) -> Vec<MapSpec> {
+    use MapType::{Hash, LruHash, PerCpuArray, SkStorage};
+    let affinity = (
+        "affinity",
+        LruHash,
+        size_of::<AffinityKey>(),
+        size_of::<Affinity>(),
+        sizes.affinity,
+    );
+    let udp_sockets = (
+        "udp_sockets",
+        Hash,
+        8,
+        size_of::<UdpSocket>(),
+        limits::UDP_SOCKETS_MAX,
+    );
+    let drop_stats = (
+        "drop_stats",
+        PerCpuArray,
+        4,
+        size_of::<u64>(),
+        DropReason::COUNT,
+    );
+    let netns_addresses = (
+        "netns_addresses",
+        Hash,
+        8,
+        size_of::<NetnsAddresses>(),
+        limits::NETNS_MAX,
+    );
+    let socket_flows = ("socket_flows", SkStorage, 4, size_of::<SocketFlow>(), 0);
+    let udp_flows = ("udp_flows", SkStorage, 4, size_of::<UdpFlows>(), 0);
+    let referring = [affinity, udp_sockets, drop_stats, netns_addresses];
+    let sockets = [socket_flows, udp_flows];
+    let referring = referring.map(|columns| spec(Content::Referring, columns));
+    let sockets = sockets.map(|columns| spec(Content::Sockets, columns));
+    referring.into_iter().chain(sockets).collect()
+}
+
+fn spec(
+    content: Content,
+    (name, map_type, key_size, value_size, max_entries): (&'static str, MapType, usize, usize, u32),
+) -> MapSpec {
+    MapSpec {
+        name,
+        map_type,
+        key_size,
+        value_size,
+        max_entries,
+        content,
     }
 }

@@ -1,21 +1,29 @@
 //! Programs on their hooks, and maps on the BPF file system.
 //!
-//! Everything is pinned: the data path works without the agent, and a new agent
-//! takes the maps over and replaces each program in place (invariant 6).
+//! Everything is pinned: the data path works without the agent. A new agent takes
+//! the maps over and replaces each program in place, or builds a new set of maps
+//! beside them and changes over when that is complete (invariant 6, [`Upgrade`]).
 
+pub(crate) mod layout;
 mod links;
 mod maps;
+mod pins;
 mod probe;
 mod settings;
+mod upgrade;
 
-pub use maps::{MapSizes, MapSpec};
+pub use maps::{Content, MapSizes, MapSpec};
+pub use pins::upgrade_is_under_way;
 pub use probe::observed_netns_cookie;
+pub use upgrade::Upgrade;
 
+use crate::publish::bpf::BpfKernel;
 use anyhow::{Context, Result, anyhow, bail};
-use aya::programs::ProgramType;
+use aya::programs::{Program, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Ebpf, EbpfLoader};
 use ipnet::IpNet;
+use layout::Pinned;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, setrlimit};
@@ -60,16 +68,21 @@ pub struct AttachOptions {
 
 /// Where the link of a program is pinned.
 pub fn link_path(pin_dir: &Path, program: &str) -> PathBuf {
-    pin_dir.join("links").join(program)
+    pins::links(pin_dir).join(program)
 }
 
-/// The pin directory is ours while this lives.
-#[derive(Debug)]
+/// What the agent publishes into, and what is left to do after its first publish.
 pub struct Attached {
-    _lock: Flock<File>,
+    /// The maps.
+    pub kernel: BpfKernel,
+    /// The change-over to them, if other programs and maps are still in force.
+    pub upgrade: Option<Upgrade>,
+    /// The pin directory is ours while this lives.
+    pub lock: Flock<File>,
 }
 
-/// Loads the programs, takes over or creates the maps, and attaches.
+/// Loads the programs; takes over or creates the maps, and attaches. Where
+/// pinned maps do not fit, prepares others beside them.
 ///
 /// Links to another cgroup than before take the place of the old ones only when
 /// the probe has shown that they work.
@@ -81,30 +94,89 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
         tracing::debug!(%error, "RLIMIT_MEMLOCK stays as it is (raising it takes CAP_SYS_RESOURCE)");
     }
     raise_file_limit();
-    let instance = instance();
-    let mut object = load(options, instance)?;
-    settings::configure(options, instance)?;
-    let mut new_links = Vec::new();
-    for name in PROGRAMS {
-        let program = object
-            .program_mut(name)
-            .with_context(|| format!("the object has no program {name}"))?;
-        let pin = link_path(&options.pin_dir, name);
-        let link = links::put_in_place(program, &cgroup, &pin)
-            .with_context(|| format!("attaching {name} to {}", options.cgroup_root.display()))?;
-        new_links.extend(link.map(|link| (link, pin)));
+    pins::settle(&options.pin_dir)?;
+    let pinned = Pinned::read(&options.pin_dir)
+        .with_context(|| format!("looking at the maps in {}", options.pin_dir.display()))?;
+    let hooks = pins::maps(&pins::links(&options.pin_dir)).context("listing the links")?;
+    let specs = MapSpec::all(&options.sizes);
+    let differences = pinned.differences(&specs);
+    let first_start = pinned.maps.is_empty() && hooks.is_empty();
+    if !first_start && !differences.is_empty() {
+        let (kernel, upgrade) = upgrade::prepare(options, cgroup, &pinned, &differences)?;
+        return Ok(Attached {
+            kernel,
+            upgrade: Some(upgrade),
+            lock,
+        });
     }
-    let cookie = probe::find_host(&options.pin_dir).with_context(|| {
-        format!(
-            "checking that the programs on {} run",
-            options.cgroup_root.display()
-        )
-    })?;
-    for (link, pin) in new_links {
-        links::pin_link(link, &pin)?;
+    let mut programs = Programs::load(options, &specs, &options.pin_dir, cgroup)?;
+    programs.put_in_place(options)?;
+    Ok(Attached {
+        kernel: BpfKernel::open(&options.pin_dir)?,
+        upgrade: None,
+        lock,
+    })
+}
+
+/// Programs that the kernel has checked, and the cgroup that they are for.
+struct Programs {
+    object: Ebpf,
+    cgroup: File,
+}
+
+impl Programs {
+    /// Loads the object against the maps that are pinned in `directory`, makes
+    /// those that are missing, and writes what programs must know.
+    fn load(
+        options: &AttachOptions,
+        specs: &[MapSpec],
+        directory: &Path,
+        cgroup: File,
+    ) -> Result<Self> {
+        let instance = instance();
+        let mut object = load(specs, directory, instance)?;
+        settings::configure(directory, options, instance)?;
+        for name in PROGRAMS {
+            links::load(program(&mut object, name)?).with_context(|| format!("loading {name}"))?;
+        }
+        tracing::debug!(maps = %directory.display(), cgroup = %options.cgroup_root.display(), "programs are loaded");
+        Ok(Self { object, cgroup })
     }
-    tracing::info!(cgroup = %options.cgroup_root.display(), pins = %options.pin_dir.display(), host_netns_cookie = cookie, "socket programs are in place");
-    Ok(Attached { _lock: lock })
+
+    /// Puts every program on its hook, in place of another build's, and checks
+    /// that they run. What reads a socket's memory comes before what writes it,
+    /// so that no socket is written down where its reader does not look.
+    fn put_in_place(&mut self, options: &AttachOptions) -> Result<()> {
+        let pin_dir = &options.pin_dir;
+        let mut new_links = Vec::new();
+        for name in PROGRAMS.into_iter().rev() {
+            let program = program(&mut self.object, name)?;
+            let pin = link_path(pin_dir, name);
+            let link = links::put_in_place(program, &self.cgroup, &pin).with_context(|| {
+                format!("attaching {name} to {}", options.cgroup_root.display())
+            })?;
+            new_links.extend(link.map(|link| (link, pin)));
+        }
+        pins::finish(pin_dir)?;
+        let cookie = probe::find_host(pin_dir).with_context(|| {
+            format!(
+                "checking that the programs on {} run",
+                options.cgroup_root.display()
+            )
+        })?;
+        for (link, pin) in new_links {
+            links::pin_link(link, pin_dir, &pin)?;
+        }
+        links::remove_others(pin_dir, &PROGRAMS)?;
+        tracing::info!(cgroup = %options.cgroup_root.display(), pins = %options.pin_dir.display(), host_netns_cookie = cookie, "socket programs are in place");
+        Ok(())
+    }
+}
+
+fn program<'a>(object: &'a mut Ebpf, name: &str) -> Result<&'a mut Program> {
+    object
+        .program_mut(name)
+        .with_context(|| format!("the object has no program {name}"))
 }
 
 fn open_cgroup(path: &Path) -> Result<File> {
@@ -141,7 +213,7 @@ fn prepare_pin_dir(path: &Path) -> Result<Flock<File>> {
         BPF_FS_MAGIC,
         "is not on a BPF file system: `mount -t bpf bpf /sys/fs/bpf`, or set --pin-dir",
     )?;
-    let links = path.join("links");
+    let links = pins::links(path);
     std::fs::create_dir_all(&links).with_context(|| format!("creating {}", links.display()))?;
     let directory = File::open(path).with_context(|| format!("opening {}", path.display()))?;
     Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|(_, error)| match error {
@@ -163,19 +235,7 @@ fn expect_file_system(path: &Path, wanted: FsType, otherwise: &str) -> Result<()
     Ok(())
 }
 
-fn load(options: &AttachOptions, instance: u32) -> Result<Ebpf> {
-    let specs = MapSpec::all(&options.sizes);
-    let misfits: Vec<String> = specs
-        .iter()
-        .filter_map(|spec| spec.misfit(&options.pin_dir))
-        .collect();
-    if !misfits.is_empty() {
-        bail!(
-            "{}; stop the agent and remove {} to start anew (services are not translated until it is back)",
-            misfits.join("; "),
-            options.pin_dir.display()
-        );
-    }
+fn load(specs: &[MapSpec], directory: &Path, instance: u32) -> Result<Ebpf> {
     let has_set_retval = u32::from(
         is_helper_supported(ProgramType::CgroupSockAddr, BpfHelper::BPF_FUNC_set_retval)
             .unwrap_or(false),
@@ -188,8 +248,8 @@ fn load(options: &AttachOptions, instance: u32) -> Result<Ebpf> {
     let mut loader = EbpfLoader::new();
     loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
     loader.override_global("INSTANCE", &instance, true);
-    for spec in &specs {
-        loader.map_pin_path(spec.name, options.pin_dir.join(spec.name));
+    for spec in specs {
+        loader.map_pin_path(spec.name, directory.join(spec.name));
         if spec.max_entries > 0 {
             loader.map_max_entries(spec.name, spec.max_entries);
         }

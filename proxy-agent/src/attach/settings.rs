@@ -4,7 +4,7 @@ use super::AttachOptions;
 use anyhow::{Context, Result};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData};
-use proxy_common::{Address, Settings, mapped_prefix_length};
+use proxy_common::{Address, Layout, Settings, mapped_prefix_length};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,8 +14,8 @@ const REFUSE: u32 = 1;
 const LEAVE_ALONE: u32 = 0;
 
 /// Writes what the programs must know before they run.
-pub(super) fn configure(options: &AttachOptions, instance: u32) -> Result<()> {
-    let pin_dir = &options.pin_dir;
+pub(super) fn configure(pin_dir: &Path, options: &AttachOptions, instance: u32) -> Result<()> {
+    write_layout(pin_dir)?;
     update_settings(pin_dir, |settings| {
         settings.host_only = options.host_only.into();
         settings.instance = instance;
@@ -49,6 +49,32 @@ pub(super) fn configure(options: &AttachOptions, instance: u32) -> Result<()> {
         }
     }
     Ok(())
+}
+
+type LayoutMap = Array<MapData, [u8; size_of::<Layout>()]>;
+
+fn layout_map(pin_dir: &Path) -> Result<LayoutMap> {
+    let map = MapData::from_pin(pin_dir.join("layout")).context("opening map layout")?;
+    Ok(aya::maps::Map::Array(map).try_into()?)
+}
+
+/// The one element of map `layout`.
+pub(super) fn read_layout(pin_dir: &Path) -> Result<Layout> {
+    let map = layout_map(pin_dir)?;
+    Ok(zerocopy::transmute!(
+        map.get(&0, 0).context("reading map layout")?
+    ))
+}
+
+fn write_layout(pin_dir: &Path) -> Result<()> {
+    let bytes: [u8; size_of::<Layout>()] = zerocopy::transmute!(Layout::OURS);
+    let mut map = layout_map(pin_dir)?;
+    map.set(0, bytes, 0).context("writing map layout")
+}
+
+/// The one element of map `settings`.
+pub(super) fn read(pin_dir: &Path) -> Result<Settings> {
+    update_settings(pin_dir, |_| {})
 }
 
 /// Changes the one element of map `settings`.

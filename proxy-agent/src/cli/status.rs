@@ -1,7 +1,7 @@
 //! `fairlead status`
 
 use super::{Inspect, Output, table};
-use crate::attach::{MapSizes, MapSpec, PROGRAMS, link_path};
+use crate::attach::{MapSizes, MapSpec, PROGRAMS, link_path, upgrade_is_under_way};
 use crate::observe::drops;
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{AddressSet, Kernel};
@@ -14,6 +14,8 @@ use std::path::Path;
 
 #[derive(Serialize)]
 struct Status {
+    /// Whether an agent is making new maps, and the first complete lists are not there yet.
+    upgrade_under_way: bool,
     hooks: Vec<Hook>,
     maps: Vec<Map>,
     drops: Vec<Drop>,
@@ -50,6 +52,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
     let kernel =
         BpfKernel::open(pin_dir).context("reading the maps: does an agent pin them there?")?;
     let status = Status {
+        upgrade_under_way: upgrade_is_under_way(pin_dir),
         hooks: PROGRAMS
             .into_iter()
             .map(|hook| look_at_hook(pin_dir, hook))
@@ -114,6 +117,11 @@ fn print_tables(status: &Status) {
         ]);
     }
     println!("{hooks}\n\n{maps}\n\n{drops}");
+    if status.upgrade_under_way {
+        println!(
+            "\nAn agent is making new maps; these are in force until its first complete publish."
+        );
+    }
 }
 
 fn optional<T: ToString>(value: Option<T>) -> String {

@@ -1,11 +1,11 @@
 //! Prometheus metrics: kube-proxy's names where they fit, `fairlead_*` for ours.
 
 use super::connections::Connections;
-use crate::attach::{MapSizes, MapSpec};
+use crate::attach::{MapSizes, MapSpec, layout};
 use crate::model::Warning;
 use crate::publish::Sizes;
 use crate::sockets::Outcome;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use aya::maps::{MapData, PerCpuArray};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
@@ -261,6 +261,9 @@ impl Metrics {
 
 /// Map `drop_stats`, summed over CPUs.
 pub fn drops(pin_dir: &Path) -> Result<Vec<(DropReason, u64)>> {
+    if let Some(foreign) = layout::unreadable(pin_dir) {
+        bail!(foreign.reason);
+    }
     let map = MapData::from_pin(pin_dir.join("drop_stats")).context("opening map drop_stats")?;
     let map: PerCpuArray<_, u64> = aya::maps::Map::PerCpuArray(map).try_into()?;
     DropReason::ALL

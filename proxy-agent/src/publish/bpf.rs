@@ -3,18 +3,21 @@
 //! `backends` and the chunks of `tables` are mmapable arrays, so that filling a
 //! table is a few stores and not a system call per element.
 
+use super::shared::Shared;
 use super::{AddressSet, Grace, Kernel, KernelError};
-use crate::sys;
+use crate::attach::layout;
+use crate::{crash, sys};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{ArrayOfMaps, HashMap, MapData, MapError};
-use memmap2::{MmapOptions, MmapRaw};
 use proxy_common::{
     Address, Backend, BackendId, BackendStats, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
     ServiceRecord, ServiceStats, SourceRange, TableLine, TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
+use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::mem::offset_of;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use zerocopy::{FromZeros, IntoBytes, TryFromBytes};
 
@@ -29,6 +32,9 @@ const FRONTEND: usize = size_of::<Frontend>();
 const RECORD: usize = size_of::<ServiceRecord>();
 const ADDRESS: usize = size_of::<Address>();
 const RANGE: usize = size_of::<SourceRange>();
+const BACKEND_WORDS: usize = size_of::<Backend>() / 4;
+/// The word of a backend that holds its port and its state.
+const STATE_WORD: usize = offset_of!(Backend, port) / 4;
 
 /// The pinned maps of one agent.
 pub struct BpfKernel {
@@ -53,40 +59,16 @@ struct Chunk {
     lines: Shared,
 }
 
-/// Memory of an mmapable array.
-struct Shared(MmapRaw);
-
-impl Shared {
-    fn new(fd: &impl AsRawFd, bytes: usize, map: &'static str) -> Result<Self, KernelError> {
-        MmapOptions::new()
-            .len(bytes)
-            .map_raw(fd)
-            .map(Self)
-            .map_err(|error| KernelError {
-                call: "mmap",
-                map,
-                error,
-            })
-    }
-
-    /// A pinned array of `T`, and its number of elements.
-    fn open<T>(directory: &Path, map: &'static str) -> Result<(Self, u32), KernelError> {
-        let data = open(directory, map)?;
-        let max = max_entries(&data, map)?;
-        let shared = Self::new(&data.fd().as_fd(), max as usize * size_of::<T>(), map)?;
-        Ok((shared, max))
-    }
-
-    /// The element at `index`; `None` past the end.
-    fn at<T>(&self, index: usize) -> Option<*mut T> {
-        let end = index.checked_add(1)?.checked_mul(size_of::<T>())?;
-        (end <= self.0.len()).then(|| self.0.as_mut_ptr().cast::<T>().wrapping_add(index))
-    }
-}
-
 impl BpfKernel {
-    /// Opens the maps that are pinned in `directory`.
+    /// Opens the maps that are pinned in `directory`, if this build can read them.
     pub fn open(directory: &Path) -> Result<Self, KernelError> {
+        if let Some(foreign) = layout::unreadable(directory) {
+            return Err(KernelError {
+                call: "open",
+                map: foreign.map,
+                error: io::Error::other(foreign.reason),
+            });
+        }
         let (backends, backends_max) = Shared::open::<Backend>(directory, "backends")?;
         let (backend_stats, _) = Shared::open::<BackendStats>(directory, "backend_stats")?;
         let (service_stats, _) = Shared::open::<ServiceStats>(directory, "service_stats")?;
@@ -148,12 +130,33 @@ impl BpfKernel {
         })
     }
 
-    /// The ids of a table, for people and tools.
-    pub fn table(&self, table: TableRef) -> Vec<BackendId> {
-        let lines = (0..table.lines()).filter_map(|line| self.line(table, line));
-        // SAFETY: inside the mapping and aligned.
-        let ids = lines.flat_map(|element| unsafe { element.read_volatile() }.backends);
-        ids.take(table.length as usize).collect()
+    /// The pins lie elsewhere now.
+    pub fn moved_to(&mut self, directory: &Path) {
+        self.directory = directory.to_owned();
+    }
+
+    /// Takes over the counters of what is still the same in `old`.
+    pub fn copy_stats(&mut self, old: &Self) -> Result<(), KernelError> {
+        for id in 1..self.backends_max.min(old.backends_max) {
+            let backend = old.backend(id);
+            if backend.service != 0
+                && backend.generation == self.backend(id).generation
+                && let Some(stats) = self.backend_stats.at::<BackendStats>(id as usize)
+            {
+                // SAFETY: inside the mapping and aligned; no program counts there yet.
+                unsafe { stats.write_volatile(old.backend_stats(id)) };
+            }
+        }
+        let names: BTreeMap<_, _> = old.services()?.into_iter().collect();
+        for (id, record) in self.services()? {
+            if names.get(&id).is_some_and(|it| it.name == record.name)
+                && let Some(stats) = self.service_stats.at::<ServiceStats>(id as usize)
+            {
+                // SAFETY: as above.
+                unsafe { stats.write_volatile(old.service_stats(id)) };
+            }
+        }
+        Ok(())
     }
 
     fn line(&self, table: TableRef, line: u32) -> Option<*mut TableLine> {
@@ -199,13 +202,15 @@ impl Kernel for BpfKernel {
     }
 
     fn set_backend(&mut self, id: BackendId, backend: &Backend) {
-        let words: [u32; 8] = zerocopy::transmute!(*backend);
-        let Some(element) = self.backends.at::<[u32; 8]>(id as usize) else {
+        crash::point();
+        let words: [u32; BACKEND_WORDS] = zerocopy::transmute!(*backend);
+        let Some(element) = self.backends.at::<[u32; BACKEND_WORDS]>(id as usize) else {
             return;
         };
         // The word with the state last: a reader that sees it sees the rest
         // (the frontends' write that follows is a barrier on every machine).
-        for index in [0, 1, 2, 3, 5, 6, 7, 4] {
+        let others = (0..BACKEND_WORDS).filter(|&index| index != STATE_WORD);
+        for index in others.chain([STATE_WORD]) {
             // SAFETY: inside the mapping and aligned.
             unsafe {
                 element
@@ -235,6 +240,7 @@ impl Kernel for BpfKernel {
     }
 
     fn add_chunk(&mut self) -> Result<(), KernelError> {
+        crash::point();
         let index = self.chunks();
         let io = |call| {
             move |error| KernelError {
@@ -264,6 +270,13 @@ impl Kernel for BpfKernel {
         Ok(())
     }
 
+    fn table(&self, table: TableRef) -> Vec<BackendId> {
+        let lines = (0..table.lines()).filter_map(|line| self.line(table, line));
+        // SAFETY: inside the mapping and aligned.
+        let ids = lines.flat_map(|element| unsafe { element.read_volatile() }.backends);
+        ids.take(table.length as usize).collect()
+    }
+
     fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool {
         table.length as usize == ids.len()
             && ids
@@ -283,6 +296,7 @@ impl Kernel for BpfKernel {
             let mut element = TableLine::new_zeroed();
             element.backends[..ids.len()].copy_from_slice(ids);
             if let Some(target) = self.line(table, line) {
+                crash::point();
                 // SAFETY: inside the mapping and aligned; no frontend names this room yet.
                 unsafe { target.write_volatile(element) };
             }
@@ -306,6 +320,7 @@ impl Kernel for BpfKernel {
     }
 
     fn set_frontend(&mut self, frontend: &Frontend) -> Result<(), KernelError> {
+        crash::point();
         let (key, value): ([u8; KEY], [u8; FRONTEND]) = (
             zerocopy::transmute!(frontend.key),
             zerocopy::transmute!(*frontend),
@@ -316,6 +331,7 @@ impl Kernel for BpfKernel {
     }
 
     fn delete_frontend(&mut self, key: &FrontendKey) -> Result<(), KernelError> {
+        crash::point();
         let key: [u8; KEY] = zerocopy::transmute!(*key);
         absent_is_fine(self.frontends.remove(&key), "frontends")
     }
@@ -331,6 +347,7 @@ impl Kernel for BpfKernel {
     }
 
     fn set_service(&mut self, id: ServiceId, record: &ServiceRecord) -> Result<(), KernelError> {
+        crash::point();
         let bytes: [u8; RECORD] = zerocopy::transmute!(*record);
         self.services
             .insert(id, bytes, 0)
@@ -338,6 +355,7 @@ impl Kernel for BpfKernel {
     }
 
     fn delete_service(&mut self, id: ServiceId) -> Result<(), KernelError> {
+        crash::point();
         absent_is_fine(self.services.remove(&id), "services")
     }
 
@@ -356,6 +374,7 @@ impl Kernel for BpfKernel {
         prefix_length: u32,
         range: &SourceRange,
     ) -> Result<(), KernelError> {
+        crash::point();
         let key = Key::new(prefix_length, zerocopy::transmute!(*range));
         self.source_ranges
             .insert(&key, 1, 0)
@@ -367,6 +386,7 @@ impl Kernel for BpfKernel {
         prefix_length: u32,
         range: &SourceRange,
     ) -> Result<(), KernelError> {
+        crash::point();
         let key = Key::new(prefix_length, zerocopy::transmute!(*range));
         absent_is_fine(self.source_ranges.remove(&key), "source_ranges")
     }
@@ -386,12 +406,14 @@ impl Kernel for BpfKernel {
     }
 
     fn add_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
+        crash::point();
         self.address_set(set)
             .insert(address.bytes, 1, 0)
             .map_err(refused("update", set.map()))
     }
 
     fn remove_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
+        crash::point();
         absent_is_fine(self.address_set(set).remove(&address.bytes), set.map())
     }
 
@@ -425,7 +447,7 @@ impl Kernel for BpfKernel {
     }
 }
 
-fn open(directory: &Path, map: &'static str) -> Result<MapData, KernelError> {
+pub(super) fn open(directory: &Path, map: &'static str) -> Result<MapData, KernelError> {
     MapData::from_pin(directory.join(map)).map_err(refused("open", map))
 }
 
@@ -436,7 +458,7 @@ fn typed<K: aya::Pod, V: aya::Pod>(
     HashMap::try_from(aya::maps::Map::HashMap(data)).map_err(refused("open", map))
 }
 
-fn max_entries(data: &MapData, map: &'static str) -> Result<u32, KernelError> {
+pub(super) fn max_entries(data: &MapData, map: &'static str) -> Result<u32, KernelError> {
     Ok(data.info().map_err(refused("info", map))?.max_entries())
 }
 

@@ -47,6 +47,8 @@ pub trait Kernel {
     fn chunks(&self) -> u32;
     /// Adds an empty chunk to `tables`.
     fn add_chunk(&mut self) -> Result<(), KernelError>;
+    /// The ids in a table's room.
+    fn table(&self, table: TableRef) -> Vec<BackendId>;
     /// Whether a table's room holds just these ids.
     fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool;
     /// Fills a table's room.

@@ -19,8 +19,10 @@ pub mod bpf;
 mod claims;
 mod ids;
 mod kernel;
+pub mod migrate;
 mod port;
 mod restore;
+mod shared;
 #[cfg(test)]
 mod tests;
 

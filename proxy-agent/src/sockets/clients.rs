@@ -37,13 +37,20 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Starts the thread; returns after its first look.
-    pub fn start(pin_dir: &Path) -> Self {
+    /// Starts the thread, which writes the map that is pinned in `maps`; returns
+    /// after its first look.
+    pub fn start(pin_dir: &Path, maps: &Path) -> Self {
         let wanted = Arc::new(AtomicBool::new(true));
         let (looked, first_look) = sync_channel(1);
         let thread = std::thread::spawn({
-            let (wanted, pin_dir) = (wanted.clone(), pin_dir.to_owned());
-            move || look_for_ever(&pin_dir, &wanted, &looked)
+            let mut seen = Seen {
+                pin_dir: pin_dir.to_owned(),
+                maps: maps.to_owned(),
+                map: None,
+                namespaces: BTreeMap::new(),
+            };
+            let wanted = wanted.clone();
+            move || look_for_ever(&mut seen, &wanted, &looked)
         });
         if first_look.recv_timeout(FIRST_LOOK_MAX).is_err() {
             tracing::warn!(
@@ -61,11 +68,7 @@ impl Clients {
     }
 }
 
-fn look_for_ever(pin_dir: &Path, wanted: &AtomicBool, looked: &SyncSender<()>) {
-    let mut seen = Seen {
-        pin_dir: pin_dir.to_owned(),
-        namespaces: BTreeMap::new(),
-    };
+fn look_for_ever(seen: &mut Seen, wanted: &AtomicBool, looked: &SyncSender<()>) {
     loop {
         if wanted.load(Ordering::Relaxed) {
             if let Err(error) = seen.look() {
@@ -84,6 +87,9 @@ fn look_for_ever(pin_dir: &Path, wanted: &AtomicBool, looked: &SyncSender<()>) {
 /// soon given to another.
 struct Seen {
     pin_dir: PathBuf,
+    /// Where the map is pinned at first; it is opened once, since pins move.
+    maps: PathBuf,
+    map: Option<Known>,
     namespaces: BTreeMap<u64, Namespace>,
 }
 
@@ -105,12 +111,21 @@ const NO_ADDRESSES: NetnsAddresses = NetnsAddresses {
     v6: Address::ANY_V6,
 };
 
+/// Map `netns_addresses`.
+type Known = HashMap<MapData, u64, [u8; size_of::<NetnsAddresses>()]>;
+
+fn open(maps: &Path) -> Result<Known> {
+    let map =
+        MapData::from_pin(maps.join("netns_addresses")).context("opening map netns_addresses")?;
+    Ok(aya::maps::Map::HashMap(map).try_into()?)
+}
+
 impl Seen {
     fn look(&mut self) -> Result<()> {
-        let map = MapData::from_pin(self.pin_dir.join("netns_addresses"))
-            .context("opening map netns_addresses")?;
-        let mut map: HashMap<_, u64, [u8; size_of::<NetnsAddresses>()]> =
-            aya::maps::Map::HashMap(map).try_into()?;
+        let map = match &mut self.map {
+            Some(map) => map,
+            none => none.insert(open(&self.maps)?),
+        };
         let mut alive = BTreeMap::new();
         netns::enter_each(&self.pin_dir, |cookie| {
             let known = self.namespaces.get(&cookie).filter(|it| !it.is_due());

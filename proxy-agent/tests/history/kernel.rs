@@ -218,6 +218,12 @@ impl Kernel for FakeKernel {
         self.write(Touches::Nothing, |it| it.chunks.push(Vec::new()));
         Ok(())
     }
+    fn table(&self, table: TableRef) -> Vec<BackendId> {
+        let pinned = self.0.borrow();
+        (0..table.length)
+            .map(|index| pinned.id_at(table, index))
+            .collect()
+    }
     fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool {
         let pinned = self.0.borrow();
         let mut entries = (0..table.length).map(|index| pinned.id_at(table, index));

@@ -175,6 +175,9 @@ impl Kernel for Fake {
         });
         Ok(())
     }
+    fn table(&self, table: TableRef) -> Vec<BackendId> {
+        self.0.borrow().table(table).collect()
+    }
     fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool {
         let maps = self.0.borrow();
         (table.length == 0 || (table.chunk as usize) < maps.chunks.len())

@@ -1,8 +1,9 @@
 //! Histories of Services against a kernel that checks itself at every write.
 
 mod fake;
+mod migration;
 
-use super::{PublishError, Publisher};
+use super::{PublishError, Publisher, migrate};
 use crate::compile::{self, PortKey};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort, ResolvedService};
@@ -287,6 +288,8 @@ enum Step {
     Publish(Vec<(u8, Option<ResolvedService>)>),
     Free,
     Restart,
+    /// Maps of another size take over, with room for so many backends.
+    Upgrade(usize),
     /// The process dies at this write of the publish.
     Crash(usize, Vec<(u8, Option<ResolvedService>)>),
 }
@@ -298,6 +301,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         6 => changes.clone().prop_map(Step::Publish),
         2 => Just(Step::Free),
         1 => Just(Step::Restart),
+        1 => (200_usize..1024).prop_map(Step::Upgrade),
         2 => (1_usize..60, changes).prop_map(|(writes, changes)| Step::Crash(writes, changes)),
     ]
 }
@@ -394,6 +398,15 @@ fn restart(kernel: &Fake, world: &World) -> Publisher<Fake> {
     publisher
 }
 
+/// A new process with maps of other sizes, which have the old ones' content.
+fn upgrade(old: &Fake, backends: usize, world: &World) -> (Fake, Publisher<Fake>) {
+    let mut kernel = Fake::new(backends, 1024);
+    migrate::copy(old, &mut kernel, 7).unwrap();
+    let mut publisher = restart(&kernel, world);
+    free(&kernel, &mut publisher);
+    (kernel, publisher)
+}
+
 fn free(kernel: &Fake, publisher: &mut Publisher<Fake>) {
     if let Some((retired, _)) = publisher.take_retired() {
         kernel.wait_for_readers();
@@ -409,7 +422,7 @@ proptest! {
     /// restarts anywhere change nothing of that.
     #[test]
     fn maps_follow_any_history(steps in prop::collection::vec(any_step(), 1..25)) {
-        let kernel = Fake::new(1024, 1024);
+        let mut kernel = Fake::new(1024, 1024);
         let mut world = World::new();
         let mut publisher = publisher(&kernel);
         for step in steps {
@@ -420,6 +433,9 @@ proptest! {
                 }
                 Step::Free => free(&kernel, &mut publisher),
                 Step::Restart => publisher = restart(&kernel, &world),
+                Step::Upgrade(backends) => {
+                    (kernel, publisher) = upgrade(&kernel, backends, &world);
+                }
                 Step::Crash(writes, changes) => {
                     let changes = apply(&mut world, &changes);
                     kernel.0.borrow_mut().crash_in(Some(writes));
