@@ -25,8 +25,9 @@ fn main() {
 /// Where `cargo xtask bpf` writes it.
 fn built_object() -> PathBuf {
     let agent = Path::new(env!("CARGO_MANIFEST_DIR"));
-    agent
-        .parent()
-        .unwrap_or(agent)
-        .join("target/bpf/fairlead.o")
+    let object = match env::var_os("CARGO_FEATURE_OTHER_LAYOUT") {
+        Some(_) => "target/bpf/other/fairlead.o",
+        None => "target/bpf/fairlead.o",
+    };
+    agent.parent().unwrap_or(agent).join(object)
 }

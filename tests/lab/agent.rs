@@ -21,6 +21,10 @@ pub(crate) struct AgentSetup {
     pub(crate) pins: PathBuf,
     pub(crate) log: PathBuf,
     pub(crate) extra_flags: Vec<String>,
+    /// Another program than the one under test.
+    pub(crate) program: Option<PathBuf>,
+    /// Besides the test's own environment.
+    pub(crate) environment: Vec<(String, String)>,
 }
 
 /// Where the lab's agents answer `/healthz`.
@@ -45,6 +49,8 @@ impl Agent {
             pins,
             log,
             extra_flags,
+            program,
+            environment,
         } = setup;
         let cgroup = cgroup_root.join("agent");
         std::fs::create_dir_all(&cgroup).with_context(|| format!("make {cgroup:?}"))?;
@@ -53,8 +59,11 @@ impl Agent {
             .append(true)
             .open(log)
             .with_context(|| format!("open {log:?}"))?;
-        let mut command = Command::new(fairlead()?);
-        command.arg("agent");
+        let mut command = Command::new(match program {
+            Some(program) => program.clone(),
+            None => fairlead()?,
+        });
+        command.arg("agent").envs(environment.iter().cloned());
         // There is one source of objects.
         let from_api = |flag: &String| flag == "--kubeconfig" || flag == "--master";
         if !extra_flags.iter().any(from_api) {
@@ -105,6 +114,15 @@ impl Agent {
                 .context("a process id is positive")?,
         );
         kill(pid, signal).with_context(|| format!("{signal} to the agent of {}", self.node))
+    }
+
+    /// Whether it has ended.
+    pub(crate) fn has_ended(&mut self) -> Result<bool> {
+        Ok(self
+            .child
+            .try_wait()
+            .context("look at the agent")?
+            .is_some())
     }
 
     /// SIGKILL.

@@ -435,6 +435,8 @@ fn new_node(number: u8, host: Peer, traces: &Traces) -> Node {
         pins: traces.pins.join(&name),
         log: traces.temp.join("logs").join(&name),
         extra_flags: Vec::new(),
+        program: None,
+        environment: Vec::new(),
         node: name,
     };
     Node::new(number, host, setup)

@@ -45,7 +45,7 @@ pub use network::{PodNetwork, SWITCH_V4, SWITCH_V6};
 pub use node::Node;
 pub use outcome::Outcome;
 pub use peer::Peer;
-pub use program::fairlead;
+pub use program::{fairlead, other_fairlead};
 pub use reaper::reap_when_stdin_ends;
 pub use retry::eventually;
 pub use story::{SharedLab, story};

@@ -135,6 +135,27 @@ impl Node {
         self.setup().extra_flags = flags.into_iter().map(str::to_owned).collect();
     }
 
+    /// The program of the agent's next starts; `None` is the one under test.
+    pub fn agent_program(&self, program: Option<PathBuf>) {
+        self.setup().program = program;
+    }
+
+    /// Environment variables of the agent's next starts.
+    pub fn agent_environment(&self, variables: &[(&str, String)]) {
+        self.setup().environment = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect();
+    }
+
+    /// Whether the agent that was started has ended by itself.
+    pub fn agent_has_ended(&self) -> Result<bool> {
+        self.agent()
+            .as_mut()
+            .with_context(|| format!("{} has no agent", self.name()))?
+            .has_ended()
+    }
+
     /// Whether an agent was started and not stopped.
     pub fn has_agent(&self) -> bool {
         self.agent().is_some()

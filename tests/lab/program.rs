@@ -25,3 +25,12 @@ pub fn fairlead() -> Result<PathBuf> {
         None => sibling("fairlead"),
     }
 }
+
+/// The agent with another layout of the maps and with points where it can be
+/// made to die: `$FAIRLEAD_OTHER_BIN`, else the one that `cargo xtask` built.
+pub fn other_fairlead() -> Result<PathBuf> {
+    match std::env::var_os("FAIRLEAD_OTHER_BIN") {
+        Some(path) => Ok(path.into()),
+        None => sibling("fairlead-other").context("`cargo xtask test --tier lab` builds it"),
+    }
+}

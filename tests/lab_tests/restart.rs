@@ -70,7 +70,7 @@ fn a_killed_agent_is_missed_by_nobody_and_its_successor_neither_doubles_nor_gaps
         let udp = n1
             .process("udp-load")?
             .load(Transport::Udp, "10.96.9.1:53", 200)?;
-        for round in 0..6 {
+        for round in 0..20 {
             if round % 2 == 0 {
                 n1.kill_agent()?;
             } else {

@@ -19,14 +19,26 @@ const TARGET: &str = "bpfel-unknown-none";
 
 /// Builds the object.
 pub(crate) fn run() -> Result<()> {
+    object(&paths::bpf_target(), &[])
+}
+
+/// Builds the object with the maps' other layout, which the tests of upgrades
+/// need; `proxy-agent/build.rs` knows its place.
+pub(crate) fn other_layout() -> Result<()> {
+    object(&paths::bpf_target().join("other"), &["other-layout"])
+}
+
+/// Builds one object, in a folder of its own.
+fn object(target: &Path, features: &[&str]) -> Result<()> {
     let linker = linker::linker()?;
     let toolchain = toolchain::toolchain()?;
-    let linked = compile(&paths::root().join("proxy-ebpf"), &toolchain, &linker)?;
+    let source = paths::root().join("proxy-ebpf");
+    let linked = compile(&source, target, features, &toolchain, &linker)?;
     let mut object =
         fs::read(&linked).with_context(|| format!("cannot read {}", linked.display()))?;
     btf::mark_i8_as_text(&mut object)
         .with_context(|| format!("cannot patch the BTF of {}", linked.display()))?;
-    let place = paths::bpf_target().join("fairlead.o");
+    let place = target.join("fairlead.o");
     let outcome = if write_if_changed(&place, &object)? {
         "written"
     } else {
@@ -41,14 +53,22 @@ pub(crate) fn run() -> Result<()> {
 }
 
 /// Runs the BPF compiler's cargo; returns the linked object's path.
-fn compile(source: &Path, toolchain: &Toolchain, linker: &Path) -> Result<PathBuf> {
+fn compile(
+    source: &Path,
+    target: &Path,
+    features: &[&str],
+    toolchain: &Toolchain,
+    linker: &Path,
+) -> Result<PathBuf> {
     let mut cargo = command::clean(&toolchain.cargo);
     cargo
         .current_dir(source)
         .args(["build", "--release", "--target", TARGET, "-Zbuild-std=core"])
         .arg("--message-format=json-render-diagnostics")
         .arg("--target-dir")
-        .arg(paths::bpf_target())
+        .arg(target)
+        .arg("--features")
+        .arg(features.join(","))
         .env("RUSTC", &toolchain.rustc)
         // The target and building `core` are nightly features of a compiler
         // that is otherwise a stable one.

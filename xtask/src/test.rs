@@ -85,6 +85,7 @@ fn run_tier(tier: Tier, options: &Options, targets: &[Target], count: &mut Count
         Tier::Unit => unit(options, targets),
         Tier::Lab => {
             lab::prepare()?;
+            build::other_layout()?;
             vec![serial(tier, options, targets)?]
         }
         Tier::Cluster => {
