@@ -233,6 +233,9 @@ impl Agent {
             self.start_freeing();
             self.start_sweep();
         }
+        if let Some(pending) = self.upgrade {
+            pending.upgrade.abandon();
+        }
         tracing::info!("stopping; connections go on being translated");
         Ok(())
     }

@@ -71,8 +71,30 @@ fn run() -> Result<u32> {
         node.fairlead(&["status"])
             .map(|status| println!("{status}"))
     });
+    failures += check("maps of another size take over", || upgraded(&lab, &client));
     lab.close()?;
     Ok(failures)
+}
+
+/// Another size means other maps and programs: what was connected goes on, and
+/// what comes is served.
+fn upgraded(lab: &Lab, client: &Peer) -> Result<()> {
+    let node = lab.node("n1");
+    let to = format!("{}:80", SERVED[0]);
+    let held = client.hold_tcp(&to)?;
+    let load = client.load(Transport::Tcp, &to, 50)?;
+    node.terminate_agent()?;
+    node.agent_flags(["--backends-max", "4096"]);
+    lab.start_agents()?;
+    load.stop()?.none_failed()?;
+    held.talk("on")?.answered_by("web")?;
+    held.peer_name_is(&to)?;
+    for from in [client, node.host()] {
+        for vip in SERVED {
+            reaches(from, vip)?;
+        }
+    }
+    node.fairlead(&["status"]).map(drop)
 }
 
 /// TCP, connected and unconnected UDP, and the name of the peer.

@@ -15,7 +15,7 @@ use crate::publish::bpf::BpfKernel;
 use crate::publish::migrate;
 use crate::sys;
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, MapData};
+use aya::maps::{HashMap, MapData, MapInfo};
 use proxy_common::{Affinity, AffinityKey};
 use std::fs::File;
 use std::net::{Ipv4Addr, UdpSocket};
@@ -43,15 +43,24 @@ pub(super) fn prepare(
         "the pinned maps do not fit; new ones are made beside them, and the old programs serve until those are complete"
     );
     let next = pins::next(&options.pin_dir);
-    std::fs::create_dir(&next).with_context(|| format!("creating {}", next.display()))?;
+    make(options, cgroup, pinned, &next).inspect_err(|_| discard(&options.pin_dir))
+}
+
+fn make(
+    options: &AttachOptions,
+    cgroup: File,
+    pinned: &Pinned,
+    next: &Path,
+) -> Result<(BpfKernel, Upgrade)> {
+    std::fs::create_dir(next).with_context(|| format!("creating {}", next.display()))?;
     let specs = MapSpec::all(&options.sizes);
     for spec in specs.iter().filter(|spec| pinned.keeps(spec)) {
-        share(&options.pin_dir, &next, spec.name)
+        share(&options.pin_dir, next, spec.name)
             .with_context(|| format!("keeping map {}", spec.name))?;
     }
-    let programs = Programs::load(options, &specs, &next, cgroup)?;
-    tell_cookie(options, pinned, &next)?;
-    let mut kernel = BpfKernel::open(&next)?;
+    let programs = Programs::load(options, &specs, next, cgroup)?;
+    tell_cookie(options, pinned, next)?;
+    let mut kernel = BpfKernel::open(next)?;
     let old = old_content(&options.pin_dir, pinned);
     let base = migrate::fresh_generation();
     match &old {
@@ -67,6 +76,13 @@ pub(super) fn prepare(
         old,
     };
     Ok((kernel, upgrade))
+}
+
+/// Gives up a set that is not in use, and the memory that it takes.
+fn discard(pin_dir: &Path) {
+    if let Err(error) = pins::discard(&pins::next(pin_dir)) {
+        tracing::warn!("maps that nobody uses stay until the next start: {error:#}");
+    }
 }
 
 /// Pins a map of the old set in the new one, too.
@@ -125,21 +141,29 @@ impl Upgrade {
         kernel.moved_to(pin_dir);
         Ok(())
     }
+
+    /// The agent ends before the new maps are complete: the old ones stay.
+    pub fn abandon(self) {
+        discard(&self.options.pin_dir);
+    }
 }
 
 /// Copies the clients' backends, where the new set has not kept the map itself.
 fn copy_affinity(pin_dir: &Path, next: &Path) -> Result<()> {
     type Clients = HashMap<MapData, [u8; size_of::<AffinityKey>()], [u8; size_of::<Affinity>()]>;
-    let open = |directory: &Path| -> Result<(u32, Clients)> {
+    let open = |directory: &Path| -> Result<(MapInfo, Clients)> {
         let map = MapData::from_pin(directory.join("affinity")).context("opening map affinity")?;
-        let id = map.info().context("looking at map affinity")?.id();
-        Ok((id, aya::maps::Map::LruHashMap(map).try_into()?))
+        let info = map.info().context("looking at map affinity")?;
+        Ok((info, aya::maps::Map::LruHashMap(map).try_into()?))
     };
-    let ((old_id, old), (new_id, mut new)) = (open(pin_dir)?, open(next)?);
-    if old_id == new_id {
+    let ((old_info, old), (new_info, mut new)) = (open(pin_dir)?, open(next)?);
+    if old_info.id() == new_info.id() {
         return Ok(());
     }
-    for client in old.iter() {
+    // Programs go on changing the old map, and an iteration over a map that
+    // changes may begin anew.
+    let bound = 2 * old_info.max_entries() as usize;
+    for client in old.iter().take(bound) {
         let (key, value) = client.context("reading map affinity")?;
         new.insert(key, value, 0).context("writing map affinity")?;
     }
