@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 const TCP: &str = "10.96.13.1:80";
 const UDP: &str = "10.96.13.1:53";
 
+const NODE_PORT: u16 = 30130;
+
 /// Programs of one agent, and so of one node.
 const HOOKS: usize = 10;
 
@@ -30,12 +32,14 @@ const SIZES: [&str; 8] = [
 struct World<'a> {
     lab: &'a Lab,
     n1: &'a Node,
-    _backends: [Peer; 2],
+    backends: [Peer; 2],
     client: Peer,
 }
 
-/// Connections at 100 a second and more, from a host process and a pod.
-struct Loads([Load; 3]);
+/// Connections at 100 a second and more each, from host processes and a pod: to
+/// the ClusterIP by both protocols, and to the NodePort on the node's address and
+/// on loopback, which only the host's processes reach.
+struct Loads([Load; 5]);
 
 /// Sockets that were opened before the upgrade.
 struct Sockets {
@@ -51,8 +55,8 @@ fn two_nodes() -> Result<Lab> {
 fn web(name: &str, ip: &str) -> lab::manifests::Service {
     service(name)
         .cluster_ip(ip)
-        .port("http", 80, 8080)
         .udp_port("dns", 53, 8080)
+        .port("http", 80, 8080)
 }
 
 fn web_slice(name: &str) -> lab::manifests::Slice {
@@ -66,14 +70,14 @@ impl<'a> World<'a> {
             n1.pod("b1")?.serve(8080)?,
             lab.node("n2").pod("b2")?.serve(8080)?,
         ];
-        lab.apply(&web("web", "10.96.13.1"))?;
+        lab.apply(&web("web", "10.96.13.1").node_port(NODE_PORT))?;
         let [b1, b2] = &backends;
         lab.apply(&web_slice("web").ready_endpoints([b1, b2]))?;
         Ok(Self {
             lab,
             n1,
             client: n1.pod("client")?,
-            _backends: backends,
+            backends,
         })
     }
 
@@ -93,7 +97,11 @@ impl<'a> World<'a> {
 
     fn loads(&self) -> Result<Loads> {
         let another = self.n1.process("load")?;
+        let own = format!("{}:{NODE_PORT}", self.n1.v4());
+        let loopback = format!("127.0.0.1:{NODE_PORT}");
         Ok(Loads([
+            another.load(Transport::Tcp, &own, 100)?,
+            another.load(Transport::Tcp, &loopback, 100)?,
             self.n1.host().load(Transport::Tcp, TCP, 150)?,
             self.client.load(Transport::Tcp, TCP, 150)?,
             another.load(Transport::Udp, UDP, 150)?,
@@ -217,7 +225,11 @@ fn maps_grow_and_shrink_under_load() {
 fn affinity_outlives_changes_of_size() {
     story(two_nodes, |lab| {
         let world = World::new(lab)?;
-        lab.apply(&web("web", "10.96.13.1").affinity(10800))?;
+        lab.apply(
+            &web("web", "10.96.13.1")
+                .node_port(NODE_PORT)
+                .affinity(10800),
+        )?;
         world.start(&SIZES)?;
         let first = world.client.tcp(TCP)?.pod()?.to_owned();
         for (flag, value) in [("--affinity-max", "128"), ("--backends-max", "512")] {
@@ -269,6 +281,37 @@ fn another_layout_takes_over_and_gives_back_under_load() {
             sockets.go_on()?;
         }
         loads.none_failed().map(drop)
+    });
+}
+
+#[test]
+fn source_ranges_hold_through_changes_of_size_and_layout() {
+    const TO: &str = "198.51.100.13:80";
+    story(two_nodes, |lab| {
+        let world = World::new(lab)?;
+        let outside = world.n1.pod("outside")?;
+        let range = format!("{}/32", world.client.v4());
+        let service = web("ranges", "10.96.13.2").lb_ip("198.51.100.13");
+        lab.apply(&service.source_ranges(&[range.as_str()]))?;
+        let [b1, b2] = &world.backends;
+        lab.apply(&web_slice("ranges").ready_endpoints([b1, b2]))?;
+        world.start(&SIZES)?;
+        world.client.tcp(TO)?.answered_by_one_of(&["b1", "b2"])?;
+        let inside_load = world.client.load(Transport::Tcp, TO, 100)?;
+        let outside_load = outside.load(Transport::Tcp, TO, 100)?;
+        for (other, backends) in [(false, "128"), (true, "128"), (false, "64")] {
+            world.n1.kill_agent()?;
+            let other = other.then(other_fairlead).transpose()?;
+            world.n1.agent_program(other);
+            world.start(&sizes_with("--backends-max", backends))?;
+        }
+        inside_load.stop()?.none_failed()?;
+        let refused = outside_load.stop()?;
+        ensure!(
+            refused.answers() == 0 && refused.failures() > 0,
+            "{refused:?}"
+        );
+        Ok(())
     });
 }
 
@@ -436,7 +479,7 @@ fn a_crash_between_any_two_writes_leaves_every_service_working() {
         world.start(&SIZES)?;
         let loads = world.loads()?;
         world.n1.kill_agent()?;
-        let [b1, b2] = &world._backends;
+        let [b1, b2] = &world.backends;
         let mut point = 0;
         loop {
             point += 1;
