@@ -85,7 +85,7 @@ pub async fn run(config: Config) -> Result<()> {
         sweep_at: None,
         clients: None,
         reported: BTreeMap::new(),
-        local_addresses: Vec::new(),
+        local_addresses: None,
         serving: None,
         started: Timestamp::now(),
         config,
@@ -154,7 +154,8 @@ struct Agent {
     clients: Option<Clients>,
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
-    local_addresses: Vec<IpAddr>,
+    /// `None` until they have been read.
+    local_addresses: Option<Vec<IpAddr>>,
     /// Addresses that serve NodePorts, as last published.
     serving: Option<BTreeSet<IpAddr>>,
     started: Timestamp,
@@ -215,8 +216,8 @@ impl Agent {
                 _ = interrupt.recv() => break,
                 changed = addresses.changed() => {
                     changed.context("the watch of this node's addresses ended")?;
-                    self.local_addresses = addresses.borrow_and_update().clone().unwrap_or_default();
-                    self.store.set_node_addresses(self.local_addresses.clone());
+                    self.local_addresses = addresses.borrow_and_update().clone();
+                    self.store.set_node_addresses(self.local_addresses.clone().unwrap_or_default());
                 }
                 () = wait_until(retry_at) => {}
                 () = wait_until(sweep_at) => self.sweep_due = true,
@@ -265,10 +266,11 @@ impl Agent {
         tracing::warn!(reason = warning.reason.as_str(), "{warning}");
     }
 
-    /// Publishes what is marked, once the first complete lists are in.
+    /// Publishes what is marked, once the first complete lists are in, and the
+    /// addresses of this node: without them NodePorts would go for an instant.
     fn publish(&mut self) -> Result<()> {
         self.health.set_node_leaving(self.store.is_leaving());
-        if !self.store.complete() {
+        if !self.store.complete() || self.local_addresses.is_none() {
             return Ok(());
         }
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
@@ -340,8 +342,7 @@ impl Agent {
     /// Changes over to new maps once they are complete.
     fn finish_upgrade(&mut self) -> Result<()> {
         let failed = self.retry.services.len();
-        let has_addresses = self.serving.is_some() && !self.local_addresses.is_empty();
-        let complete = failed == 0 && has_addresses;
+        let complete = failed == 0 && self.serving.is_some();
         let Some(pending) = self.upgrade.take_if(|it| it.is_due(complete)) else {
             return Ok(());
         };
@@ -395,8 +396,10 @@ impl Agent {
     /// what an earlier agent wrote stays in force.
     fn publish_node_addresses(&mut self) {
         let selector = &self.config.node_port_addresses;
-        let Some(serving) = selector.select(&self.local_addresses, self.store.internal_ips())
-        else {
+        let Some(local) = &self.local_addresses else {
+            return;
+        };
+        let Some(serving) = selector.select(local, self.store.internal_ips()) else {
             return;
         };
         if self.serving.as_ref() == Some(&serving) {

@@ -154,7 +154,13 @@ pub(crate) fn pins(dir: &Path) -> Result<BTreeSet<String>> {
 impl Loads {
     pub(crate) fn none_failed(self) -> Result<u64> {
         let mut answers = 0;
-        let names = ["NodePort", "loopback", "TCP of the host", "TCP of a pod", "UDP"];
+        let names = [
+            "NodePort",
+            "loopback",
+            "TCP of the host",
+            "TCP of a pod",
+            "UDP",
+        ];
         for (load, name) in self.0.into_iter().zip(names) {
             let counts = load.stop()?;
             counts.none_failed().context(name)?;
