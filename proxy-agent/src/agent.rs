@@ -296,7 +296,7 @@ impl Agent {
         let services = changes.len();
         let failures = self.publisher.publish(changes);
         for (service, error) in &failures {
-            tracing::error!(%service, "not published as asked, it keeps what it had: {error}");
+            tracing::error!(%service, "not published as asked, it keeps what it had and shall keep: {error}");
         }
         if !self.pruned {
             self.publisher

@@ -41,7 +41,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 
 /// Why a Service could not be published as asked. The others go on, and this
-/// one keeps what it had.
+/// one keeps what it had, but for endpoints that are gone.
 #[derive(Debug, thiserror::Error)]
 pub enum PublishError {
     /// The kernel refused a write.
@@ -155,7 +155,12 @@ impl<K: Kernel> Publisher<K> {
         let mut prepared = Vec::with_capacity(touched.len());
         for id in touched {
             match self.prepare(id, batch.desired.remove(&id)) {
-                Ok(()) => prepared.push(id),
+                Ok(shortage) => {
+                    prepared.push(id);
+                    if let Some(error) = shortage {
+                        batch.fail(self.service_of(id), error);
+                    }
+                }
                 Err(error) => batch.fail(self.service_of(id), error),
             }
         }

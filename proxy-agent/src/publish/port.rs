@@ -3,7 +3,7 @@
 use super::{Kernel, KernelError, PublishError, Publisher, Rank};
 use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT};
 use crate::model::ObjectName;
-use crate::resolve::{ResolvedFrontend, ResolvedPort};
+use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
 use proxy_common::{
     Address, Backend, BackendId, Frontend, FrontendKey, IDS_PER_LINE, Protocol, ServiceId,
     SourceRange, TableRef,
@@ -74,6 +74,17 @@ impl Port {
             .collect()
     }
 
+    /// Those of `endpoints` that it has.
+    fn known(&self, endpoints: &[ResolvedEndpoint]) -> Vec<ResolvedEndpoint> {
+        let is_known = |endpoint: &&ResolvedEndpoint| {
+            let key = (Address::from(endpoint.address), endpoint.port);
+            self.backends
+                .binary_search_by_key(&key, |entry| entry.key)
+                .is_ok()
+        };
+        endpoints.iter().filter(is_known).copied().collect()
+    }
+
     pub(super) fn frontend_keys(&self) -> impl Iterator<Item = FrontendKey> + '_ {
         self.frontends
             .iter()
@@ -100,17 +111,19 @@ pub(super) fn unused(old: &Backend) -> Backend {
 impl<K: Kernel> Publisher<K> {
     /// Phase 2: everything that the new frontends will point at.
     ///
-    /// `desired` is `None` for a service port that only won a frontend.
+    /// `desired` is `None` for a service port that only won a frontend. Where new
+    /// endpoints find no room, those that it has and shall keep are prepared, and
+    /// the error comes back as a value: what is gone must not be held on to.
     pub(super) fn prepare(
         &mut self,
         id: ServiceId,
         desired: Option<ResolvedPort>,
-    ) -> Result<(), PublishError> {
+    ) -> Result<Option<PublishError>, PublishError> {
         let Some(desired) = desired else {
-            return Ok(());
+            return Ok(None);
         };
         let Some(mut port) = self.ports.remove(&id) else {
-            return Ok(());
+            return Ok(None);
         };
         let prepared = self.prepare_port(id, &mut port, desired);
         self.ports.insert(id, port);
@@ -122,7 +135,7 @@ impl<K: Kernel> Publisher<K> {
         id: ServiceId,
         port: &mut Port,
         desired: ResolvedPort,
-    ) -> Result<(), PublishError> {
+    ) -> Result<Option<PublishError>, PublishError> {
         let record = compile::service_record(&port.service, &desired).ok_or_else(|| {
             PublishError::NameTooLong {
                 port: port.key.name.clone(),
@@ -134,7 +147,14 @@ impl<K: Kernel> Publisher<K> {
             self.kernel.add_source_range(*prefix_length, range)?;
         }
         port.source_ranges.extend(ranges.iter().copied());
-        let next = self.prepare_backends(id, port, &desired)?;
+        let (next, shortage) = match self.prepare_backends(id, port, &desired.endpoints) {
+            Ok(next) => (next, None),
+            Err(error) if port.frontends.is_empty() => return Err(error),
+            Err(error) => {
+                let kept = port.known(&desired.endpoints);
+                (self.prepare_backends(id, port, &kept)?, Some(error))
+            }
+        };
         let tables = self.prepare_tables(port, &next, &desired.frontends)?;
         // From here on nothing fails before the frontends swing.
         port.next_backends = Some(next);
@@ -142,7 +162,7 @@ impl<K: Kernel> Publisher<K> {
         port.tables = tables;
         port.frontends = desired.frontends.into();
         port.affinity_timeout_s = desired.affinity_timeout_s;
-        Ok(())
+        Ok(shortage)
     }
 
     /// Gives every wanted endpoint a backend, or none a new one.
@@ -150,12 +170,12 @@ impl<K: Kernel> Publisher<K> {
         &mut self,
         id: ServiceId,
         port: &mut Port,
-        desired: &ResolvedPort,
+        endpoints: &[ResolvedEndpoint],
     ) -> Result<Vec<BackendEntry>, PublishError> {
-        let mut next = Vec::with_capacity(desired.endpoints.len());
+        let mut next = Vec::with_capacity(endpoints.len());
         let mut added = Vec::new();
         let mut outcome = Ok(());
-        for endpoint in &desired.endpoints {
+        for endpoint in endpoints {
             let key = (Address::from(endpoint.address), endpoint.port);
             let state = compile::state(endpoint);
             let local = u8::from(endpoint.local);

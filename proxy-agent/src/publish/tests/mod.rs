@@ -123,6 +123,47 @@ fn a_service_that_does_not_fit_leaves_the_room_to_others() {
 }
 
 #[test]
+fn a_service_that_finds_no_room_still_lets_go_of_what_is_gone() {
+    let kernel = Fake::new(6, 64);
+    let mut publisher = publisher(&kernel);
+    let (before, other) = (simple(1, "10.96.0.1", 2), simple(2, "10.96.0.2", 2));
+    assert!(
+        publisher
+            .publish(vec![
+                (name(1), Some(before.clone())),
+                (name(2), Some(other))
+            ])
+            .is_empty()
+    );
+    // One endpoint is gone, two are new, and there is room for one.
+    let mut after = before;
+    after.ports[0].endpoints.remove(0);
+    for host in [8, 9] {
+        after.ports[0]
+            .endpoints
+            .push(endpoint(IpAddr::from([10, 0, 1, host]), true, false));
+    }
+    let failures = publisher.publish(vec![(name(1), Some(after.clone()))]);
+    assert!(matches!(
+        failures[..],
+        [(_, PublishError::BackendsFull { .. })]
+    ));
+    assert_eq!(
+        answers(&kernel, &after),
+        Some(1),
+        "what is gone is still in use"
+    );
+    // The room that it gave back is enough.
+    free(&kernel, &mut publisher);
+    assert!(
+        publisher
+            .publish(vec![(name(1), Some(after.clone()))])
+            .is_empty()
+    );
+    assert_eq!(answers(&kernel, &after), Some(3));
+}
+
+#[test]
 fn a_frontend_never_outlives_its_owner_even_if_the_next_one_fails() {
     let kernel = Fake::new(4, 64);
     let mut publisher = publisher(&kernel);
