@@ -52,6 +52,7 @@ pub(crate) struct ControlPlane {
     dir: PathBuf,
     /// `None` while it is killed.
     api_server: Mutex<Option<Child>>,
+    controllers: Mutex<Option<Child>>,
 }
 
 impl ControlPlane {
@@ -69,6 +70,7 @@ impl ControlPlane {
             programs,
             dir: temp.join("control-plane"),
             api_server: Mutex::new(None),
+            controllers: Mutex::new(None),
         };
         fs::create_dir(&plane.dir)?;
         plane.make_credentials()?;
@@ -88,9 +90,16 @@ impl ControlPlane {
         Ok(plane)
     }
 
-    /// Starts the controllers that the stories need. The API server must answer:
-    /// the program gives up if it does not.
+    /// Starts the controllers that the stories need, unless they run. The API
+    /// server must answer: the program gives up if it does not.
     pub(crate) fn start_controllers(&self) -> Result<()> {
+        let mut running = self
+            .controllers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if running.is_some() {
+            return Ok(());
+        }
         let mut controllers = self.program("kube-controller-manager");
         controllers
             .arg("--kubeconfig")
@@ -100,7 +109,8 @@ impl ControlPlane {
                 "--leader-elect=false",
                 "--bind-address=127.0.0.1",
             ]);
-        self.spawn("kube-controller-manager", controllers).map(drop)
+        *running = Some(self.spawn("kube-controller-manager", controllers)?);
+        Ok(())
     }
 
     /// Starts the API server on the etcd that runs.
@@ -166,6 +176,21 @@ impl ControlPlane {
         let mut server = self.api_server().take().context("no API server runs")?;
         server.kill().context("kill the API server")?;
         server.wait().context("wait for the API server")?;
+        self.kill_controllers()
+    }
+
+    /// After a few outages on end their own pauses between tries grow past a
+    /// minute (client-go's reflectors), and that is not what is tested here.
+    fn kill_controllers(&self) -> Result<()> {
+        let running = self
+            .controllers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(mut controllers) = running {
+            controllers.kill().context("kill the controllers")?;
+            controllers.wait().context("wait for the controllers")?;
+        }
         Ok(())
     }
 

@@ -113,6 +113,7 @@ impl World {
             self.start_api_server()?;
         }
         self.plane.resume_api_server()?;
+        self.plane.start_controllers()?;
         let nodes = self.api.list(Kind::Node, "")?;
         for node in self.lab.nodes() {
             if !nodes.iter().any(|it| it["metadata"]["name"] == node.name()) {
