@@ -5,6 +5,7 @@
 //! once when idle, and in a burst as many together as arrived during the last
 //! publish. The kernel's waits for readers run beside the loop.
 
+mod retry;
 mod upgrade;
 
 use crate::attach;
@@ -20,6 +21,7 @@ use crate::source::{self, Event};
 use crate::store::Store;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::jiff::Timestamp;
+use retry::Retry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -34,10 +36,6 @@ const QUEUE: usize = 4096;
 
 /// Events that are taken in before a publish, so that a flood cannot hold it up.
 const EVENTS_PER_PUBLISH: usize = 65_536;
-
-/// Pause before what failed is tried again, doubled up to the maximum.
-const RETRY_MIN: Duration = Duration::from_millis(500);
-const RETRY_MAX: Duration = Duration::from_secs(30);
 
 /// Pause before sockets that could not be ended are looked at again.
 const SWEEP_AGAIN: Duration = Duration::from_secs(5);
@@ -161,44 +159,6 @@ struct Agent {
     started: Timestamp,
 }
 
-/// Services that could not be published, and when to try them again.
-#[derive(Default)]
-struct Retry {
-    services: BTreeSet<ObjectName>,
-    attempts: u32,
-    at: Option<tokio::time::Instant>,
-}
-
-impl Retry {
-    fn schedule(&mut self, failed: BTreeSet<ObjectName>) {
-        self.services.extend(failed);
-        if self.services.is_empty() {
-            *self = Self::default();
-            return;
-        }
-        let pause = RETRY_MIN
-            .saturating_mul(1 << self.attempts.min(10))
-            .min(RETRY_MAX);
-        self.attempts += 1;
-        self.at = Some(tokio::time::Instant::now() + pause);
-    }
-
-    /// There is room again: what waits for it is tried at once.
-    fn hurry(&mut self) {
-        if !self.services.is_empty() {
-            self.at = Some(tokio::time::Instant::now());
-        }
-    }
-
-    fn take_due(&mut self) -> BTreeSet<ObjectName> {
-        if self.at.is_some_and(|at| at <= tokio::time::Instant::now()) {
-            self.at = None;
-            return std::mem::take(&mut self.services);
-        }
-        BTreeSet::new()
-    }
-}
-
 impl Agent {
     async fn run(
         mut self,
@@ -274,7 +234,7 @@ impl Agent {
             return Ok(());
         }
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
-        dirty.extend(self.retry.take_due());
+        dirty.extend(self.retry.take_due(tokio::time::Instant::now()));
         if !self.pruned {
             dirty.extend(self.publisher.known_services().cloned());
         }
@@ -318,8 +278,8 @@ impl Agent {
         if self.upgrade.is_none() {
             self.health.updated();
         }
-        self.retry
-            .schedule(failures.into_iter().map(|(service, _)| service).collect());
+        let failed = failures.into_iter().map(|(service, _)| service).collect();
+        self.retry.schedule(failed, tokio::time::Instant::now());
         Ok(())
     }
 

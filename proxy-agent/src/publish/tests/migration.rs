@@ -4,6 +4,7 @@ use super::*;
 use crate::publish::Kernel;
 use crate::publish::migrate::{Migrated, copy, fresh_generation, set_generations};
 use proxy_common::BackendId;
+use std::collections::BTreeMap;
 
 /// A Service with so many endpoints, whose last numbers begin with `from`.
 fn with_endpoints(number: u8, from: u8, count: u8) -> ResolvedService {

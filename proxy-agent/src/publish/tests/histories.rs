@@ -1,0 +1,234 @@
+//! Random histories of Services, with restarts, upgrades and crashes.
+
+use super::*;
+use crate::publish::{Change, migrate};
+use proptest::prelude::*;
+use proxy_common::Address;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// A Service in a history, from few addresses so that they collide.
+fn any_service(number: u8) -> impl Strategy<Value = Option<ResolvedService>> {
+    let endpoint = (0_u8..6, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+        |(host, v6, cluster, local)| {
+            let address = if v6 {
+                ip(&format!("fd00::{host}"))
+            } else {
+                IpAddr::from([10, 0, 0, host])
+            };
+            endpoint(address, cluster, local)
+        },
+    );
+    let frontend = (0_u8..4, any::<bool>(), any::<bool>()).prop_map(|(host, v6, local)| {
+        let set = if local {
+            EndpointSet::Local
+        } else {
+            EndpointSet::Cluster
+        };
+        frontend(
+            &if v6 {
+                format!("fd00:96::{host}")
+            } else {
+                format!("10.96.0.{host}")
+            },
+            set,
+        )
+    });
+    let port_strategy = (
+        prop::collection::vec(frontend, 0..4),
+        prop::collection::vec(endpoint, 0..40),
+        any::<bool>(),
+    );
+    let ports = prop::collection::vec(port_strategy, 0..3);
+    prop::option::weighted(0.8, (ports, 0_i64..3)).prop_map(move |spec| {
+        let (ports, created_s) = spec?;
+        let ports = ports.into_iter().zip(["a", "b", "c"]).map(
+            |((mut frontends, mut endpoints, udp), name)| {
+                frontends.sort_by_key(|it| it.address);
+                frontends.dedup_by_key(|it| it.address);
+                endpoints.sort();
+                endpoints.dedup_by_key(|it| (it.address, it.port));
+                let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
+                ResolvedPort {
+                    name: name.into(),
+                    protocol,
+                    ..port(frontends, endpoints)
+                }
+            },
+        );
+        let cluster_ips = vec![IpAddr::from([10, 96, 1, number])];
+        Some(ResolvedService {
+            cluster_ips,
+            ..service(number, created_s, ports.collect())
+        })
+    })
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Publish(Vec<(u8, Option<ResolvedService>)>),
+    Free,
+    Restart,
+    /// Maps of another size take over, with room for so many backends.
+    Upgrade(usize),
+    /// The process dies at this write of the publish.
+    Crash(usize, Vec<(u8, Option<ResolvedService>)>),
+}
+
+fn any_step() -> impl Strategy<Value = Step> {
+    let change = (0_u8..4).prop_flat_map(|n| any_service(n).prop_map(move |service| (n, service)));
+    let changes = prop::collection::vec(change, 1..4);
+    prop_oneof![
+        6 => changes.clone().prop_map(Step::Publish),
+        2 => Just(Step::Free),
+        1 => Just(Step::Restart),
+        1 => (200_usize..1024).prop_map(Step::Upgrade),
+        2 => (1_usize..60, changes).prop_map(|(writes, changes)| Step::Crash(writes, changes)),
+    ]
+}
+
+type World = BTreeMap<u8, ResolvedService>;
+
+/// The model: for each frontend the members of its owner's set.
+fn expected(world: &World) -> BTreeMap<FrontendKey, Vec<(Address, u16)>> {
+    let mut ranked: Vec<(i64, u8)> = world
+        .iter()
+        .map(|(number, service)| (service.created_s, *number))
+        .collect();
+    ranked.sort();
+    let mut answers: BTreeMap<FrontendKey, Vec<(Address, u16)>> = BTreeMap::new();
+    for (_, number) in ranked {
+        for port in &world[&number].ports {
+            for frontend in &port.frontends {
+                let mut members: Vec<(Address, u16)> = port
+                    .endpoints
+                    .iter()
+                    .filter(|it| it.address.is_ipv4() == frontend.address.is_v4())
+                    .filter(|it| match frontend.set {
+                        EndpointSet::Cluster => it.in_cluster_set,
+                        EndpointSet::Local => it.in_local_set,
+                    })
+                    .map(|it| (it.address.into(), it.port))
+                    .collect();
+                members.sort();
+                answers.entry(key(frontend, port)).or_insert(members);
+            }
+        }
+    }
+    answers
+}
+
+fn check(kernel: &Fake, world: &World) {
+    let maps = kernel.0.borrow();
+    let expected = expected(world);
+    assert_eq!(
+        maps.frontends.keys().collect::<Vec<_>>(),
+        expected.keys().collect::<Vec<_>>()
+    );
+    for (key, members) in &expected {
+        let frontend = maps.frontends[key];
+        let published = maps.members(frontend.service, frontend.set, key.address.is_v4());
+        assert_eq!(&published, members, "{key:?}");
+        assert_eq!(frontend.table.length as usize, published.len());
+    }
+    let vips: Vec<String> = maps
+        .vips
+        .iter()
+        .map(|vip| vip.to_ip().to_string())
+        .collect();
+    let wanted: Vec<String> = world
+        .keys()
+        .map(|number| format!("10.96.1.{number}"))
+        .collect();
+    assert_eq!(vips, wanted);
+}
+
+fn apply(world: &mut World, changes: &[(u8, Option<ResolvedService>)]) -> Vec<Change> {
+    for (number, service) in changes {
+        match service {
+            Some(service) => world.insert(*number, service.clone()),
+            None => world.remove(number),
+        };
+    }
+    // One publish names each Service once, with its last state.
+    let numbers: std::collections::BTreeSet<u8> =
+        changes.iter().map(|(number, _)| *number).collect();
+    numbers
+        .into_iter()
+        .map(|number| (name(number), world.get(&number).cloned()))
+        .collect()
+}
+
+/// A new process: its first publish names all that it or the kernel knows.
+fn restart(kernel: &Fake, world: &World) -> Publisher<Fake> {
+    kernel.wait_for_readers();
+    let mut publisher = publisher(kernel);
+    let mut names: std::collections::BTreeSet<ObjectName> =
+        publisher.known_services().cloned().collect();
+    names.extend(world.keys().map(|&number| name(number)));
+    let all: BTreeMap<ObjectName, &ResolvedService> = world
+        .iter()
+        .map(|(n, service)| (name(*n), service))
+        .collect();
+    let changes = names
+        .into_iter()
+        .map(|it| (it.clone(), all.get(&it).map(|&service| service.clone())))
+        .collect();
+    assert!(publisher.publish(changes).is_empty());
+    publisher.prune().unwrap();
+    publisher
+}
+
+/// A new process with maps of other sizes, which have the old ones' content.
+fn upgrade(old: &Fake, backends: usize, world: &World) -> (Fake, Publisher<Fake>) {
+    let mut kernel = Fake::new(backends, 1024);
+    migrate::copy(old, &mut kernel, 7).unwrap();
+    let mut publisher = restart(&kernel, world);
+    free(&kernel, &mut publisher);
+    (kernel, publisher)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// After each step the maps are what the model says, and at every write in
+    /// between (the fake checks) every reader finds complete tables. Crashes and
+    /// restarts anywhere change nothing of that.
+    #[test]
+    fn maps_follow_any_history(steps in prop::collection::vec(any_step(), 1..25)) {
+        let mut kernel = Fake::new(1024, 1024);
+        let mut world = World::new();
+        let mut publisher = publisher(&kernel);
+        for step in steps {
+            match step {
+                Step::Publish(changes) => {
+                    let failures = publisher.publish(apply(&mut world, &changes));
+                    prop_assert!(failures.is_empty(), "{failures:?}");
+                }
+                Step::Free => free(&kernel, &mut publisher),
+                Step::Restart => publisher = restart(&kernel, &world),
+                Step::Upgrade(backends) => {
+                    (kernel, publisher) = upgrade(&kernel, backends, &world);
+                }
+                Step::Crash(writes, changes) => {
+                    let changes = apply(&mut world, &changes);
+                    kernel.0.borrow_mut().crash_in(Some(writes));
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| publisher.publish(changes)))
+                        && !panic.is::<fake::Died>()
+                    {
+                        resume_unwind(panic);
+                    }
+                    kernel.0.borrow_mut().crash_in(None);
+                    publisher = restart(&kernel, &world);
+                }
+            }
+            check(&kernel, &world);
+        }
+        // Invariant 5: nothing is left over when all is gone.
+        let gone = world.keys().map(|&number| (name(number), None)).collect();
+        publisher.publish(gone);
+        free(&kernel, &mut publisher);
+        let maps = kernel.0.borrow();
+        prop_assert_eq!((maps.frontends.len(), maps.services.len(), maps.backends_in_use()), (0, 0, 0));
+    }
+}
