@@ -26,7 +26,7 @@ struct Program {
 }
 
 /// The slowest first: most of its packages serve the next one too.
-const PROGRAMS: [Program; 3] = [
+const PROGRAMS: [Program; 4] = [
     Program {
         name: "kube-apiserver",
         module: "kubernetes",
@@ -36,6 +36,11 @@ const PROGRAMS: [Program; 3] = [
         name: "kube-controller-manager",
         module: "kubernetes",
         package: "k8s.io/kubernetes/cmd/kube-controller-manager",
+    },
+    Program {
+        name: "kube-proxy",
+        module: "kubernetes",
+        package: "k8s.io/kubernetes/cmd/kube-proxy",
     },
     Program {
         name: "etcd",

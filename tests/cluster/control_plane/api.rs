@@ -28,13 +28,20 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A kind of object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
+    /// v1 Service.
     Service,
+    /// discovery.k8s.io/v1 EndpointSlice.
     Slice,
+    /// v1 Pod.
     Pod,
+    /// v1 Node.
     Node,
+    /// v1 Namespace.
     Namespace,
+    /// rbac.authorization.k8s.io/v1 ClusterRole.
     ClusterRole,
+    /// rbac.authorization.k8s.io/v1 ClusterRoleBinding.
     ClusterRoleBinding,
 }
 
@@ -62,7 +69,7 @@ impl Kind {
 }
 
 /// A client with all rights. Objects are JSON, as in manifests.
-pub(crate) struct Api {
+pub struct Api {
     runtime: Handle,
     client: Client,
     last_write: Mutex<Instant>,
@@ -71,12 +78,12 @@ pub(crate) struct Api {
 
 impl Api {
     /// A client on `host` with the credentials of this kubeconfig.
-    pub(crate) fn new(host: &Peer, kubeconfig: &Path) -> Result<Self> {
+    pub fn new(host: &Peer, kubeconfig: &Path) -> Result<Self> {
         Self::with(host, Kubeconfig::read_from(kubeconfig)?)
     }
 
     /// The same, of another API server than the kubeconfig's.
-    pub(crate) fn of_server(host: &Peer, kubeconfig: &Path, server: &str) -> Result<Self> {
+    pub fn of_server(host: &Peer, kubeconfig: &Path, server: &str) -> Result<Self> {
         let mut kubeconfig = Kubeconfig::read_from(kubeconfig)?;
         for cluster in &mut kubeconfig.clusters {
             if let Some(cluster) = &mut cluster.cluster {
@@ -102,17 +109,17 @@ impl Api {
     }
 
     /// When the last write began.
-    pub(crate) fn last_write(&self) -> Instant {
+    pub fn last_write(&self) -> Instant {
         *lock(&self.last_write)
     }
 
     /// When the last change of a slice, by whomever, was seen.
-    pub(crate) fn last_slice(&self) -> Instant {
+    pub fn last_slice(&self) -> Instant {
         *lock(&self.last_slice)
     }
 
     /// Creates an object; the answer is the object as the server completed it.
-    pub(crate) fn create(&self, kind: Kind, namespace: &str, object: &Value) -> Result<Value> {
+    pub fn create(&self, kind: Kind, namespace: &str, object: &Value) -> Result<Value> {
         let what = format!("create {kind:?} {}", object["metadata"]["name"]);
         let object: DynamicObject = serde_json::from_value(object.clone())?;
         let api = self.of(kind, namespace);
@@ -124,7 +131,7 @@ impl Api {
     }
 
     /// All objects of a kind, in a namespace or (empty) in all of them.
-    pub(crate) fn list(&self, kind: Kind, namespace: &str) -> Result<Vec<Value>> {
+    pub fn list(&self, kind: Kind, namespace: &str) -> Result<Vec<Value>> {
         let api = self.of(kind, namespace);
         self.ask(format!("list {kind:?}"), async move {
             let list = api.list(&Default::default()).await?;
@@ -134,13 +141,7 @@ impl Api {
     }
 
     /// A JSON merge patch (RFC 7386).
-    pub(crate) fn patch(
-        &self,
-        kind: Kind,
-        namespace: &str,
-        name: &str,
-        patch: &Value,
-    ) -> Result<Value> {
+    pub fn patch(&self, kind: Kind, namespace: &str, name: &str, patch: &Value) -> Result<Value> {
         let api = self.of(kind, namespace);
         let (owned, patch) = (name.to_owned(), Patch::Merge(patch.clone()));
         self.write(format!("patch {kind:?} {name}"), async move {
@@ -150,7 +151,7 @@ impl Api {
     }
 
     /// The same for `status`, as controllers and kubelets do it.
-    pub(crate) fn patch_status(
+    pub fn patch_status(
         &self,
         kind: Kind,
         namespace: &str,
@@ -168,7 +169,7 @@ impl Api {
     }
 
     /// Deletes an object, with a grace period in seconds where the kind has one.
-    pub(crate) fn delete(
+    pub fn delete(
         &self,
         kind: Kind,
         namespace: &str,

@@ -1,8 +1,8 @@
 //! An API namespace of one story, with its Services and Pods.
 
-use crate::api::Kind;
 use crate::world::{CONTROLLERS, World};
 use anyhow::{Context, Result, ensure};
+use control_plane::Kind;
 use lab::manifests::{Manifest, Service, service};
 use lab::{BACKEND_PORT, Peer};
 use serde_json::{Value, json};

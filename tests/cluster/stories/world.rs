@@ -1,10 +1,10 @@
 //! Where the stories take place: three nodes with agents that read the API of
 //! a real control plane, a backend on each, a client pod on n1.
 
-use crate::api::{Api, Kind};
-use crate::control_plane::{AGENTS, ControlPlane};
 use crate::space::{Space, selecting};
 use anyhow::{Context, Result, anyhow};
+use control_plane::{AGENTS, ControlPlane};
+use control_plane::{Api, Kind};
 use lab::manifests::Manifest;
 use lab::{
     BACKEND_PORT, Dial, IN_FORCE, Lab, Outcome, Peer, SERVICE_CIDRS, SharedLab, Transport,

@@ -1,10 +1,10 @@
 //! API servers and agents that go and come back (semantics 34 and 35).
 
-use crate::api::{Api, Kind};
-use crate::control_plane::{API_SERVER, API_SERVER_V6, NO_API_SERVER, SECOND_API_SERVER};
 use crate::space::{Space, bare, by_hand};
 use crate::world::{RECONNECT, World, story, tell};
 use anyhow::{Result, ensure};
+use control_plane::{API_SERVER, API_SERVER_V6, NO_API_SERVER, SECOND_API_SERVER};
+use control_plane::{Api, Kind};
 use lab::manifests::Manifest;
 use lab::{Peer, Transport};
 use serde_json::json;

@@ -4,6 +4,7 @@
 //! temporary directory. The programs live in the lab's cgroup and die with the
 //! test process, so they leave as little behind as the lab does.
 
+use crate::kube_proxy;
 use anyhow::{Context, Result, ensure};
 use lab::{Lab, Peer, SERVICE_CIDRS, tail};
 use nix::sched::{CloneFlags, setns};
@@ -19,32 +20,33 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Where the API server answers.
-pub(crate) const API_SERVER: &str = "https://192.0.2.21:6443";
+pub const API_SERVER: &str = "https://192.0.2.21:6443";
 /// The same server by its other address.
-pub(crate) const API_SERVER_V6: &str = "https://[2001:db8:2::21]:6443";
+pub const API_SERVER_V6: &str = "https://[2001:db8:2::21]:6443";
 /// Where a second one answers, if a story starts it.
-pub(crate) const SECOND_API_SERVER: &str = "https://192.0.2.21:6444";
+pub const SECOND_API_SERVER: &str = "https://192.0.2.21:6444";
 /// Nobody has this address of the LAN.
-pub(crate) const NO_API_SERVER: &str = "https://192.0.2.29:6443";
+pub const NO_API_SERVER: &str = "https://192.0.2.29:6443";
 
 /// Last octet of the control plane's host.
 const HOST: u8 = 21;
 const ETCD: &str = "http://127.0.0.1:2379";
 const ETCD_PORT: u16 = 2379;
 /// Group of the agents; what it may do is said through the API.
-pub(crate) const AGENTS: &str = "fairlead-agents";
+pub const AGENTS: &str = "fairlead-agents";
 
 /// Users, each with a kubeconfig of its own; the names of the controller
 /// manager and of the group with all rights are Kubernetes'.
-const USERS: [(&str, &str); 3] = [
+const USERS: [(&str, &str); 4] = [
     ("admin", "system:masters"),
     ("system:kube-controller-manager", "system:masters"),
+    (kube_proxy::USER, "system:authenticated"),
     ("fairlead", AGENTS),
 ];
 
 /// A running control plane.
 #[derive(Debug)]
-pub(crate) struct ControlPlane {
+pub struct ControlPlane {
     host: Peer,
     /// Folder with the programs.
     programs: PathBuf,
@@ -57,12 +59,12 @@ pub(crate) struct ControlPlane {
 
 impl ControlPlane {
     /// Starts etcd and the API server, which needs a few seconds to answer.
-    pub(crate) fn start(lab: &Lab) -> Result<Self> {
+    pub fn start(lab: &Lab) -> Result<Self> {
         let programs = std::env::var_os("FAIRLEAD_CONTROL_PLANE")
             .map(PathBuf::from)
             .context(
-                "FAIRLEAD_CONTROL_PLANE names no folder with etcd, kube-apiserver and \
-                 kube-controller-manager: run `cargo xtask test --tier cluster`",
+                "FAIRLEAD_CONTROL_PLANE names no folder with etcd, kube-apiserver, \
+                 kube-controller-manager and kube-proxy: let `cargo xtask` run this",
             )?;
         let [_, _, temp] = lab.traces();
         let plane = Self {
@@ -92,7 +94,7 @@ impl ControlPlane {
 
     /// Starts the controllers that the stories need, unless they run. The API
     /// server must answer: the program gives up if it does not.
-    pub(crate) fn start_controllers(&self) -> Result<()> {
+    pub fn start_controllers(&self) -> Result<()> {
         let mut running = self
             .controllers
             .lock()
@@ -114,7 +116,7 @@ impl ControlPlane {
     }
 
     /// Starts the API server on the etcd that runs.
-    pub(crate) fn start_api_server(&self) -> Result<()> {
+    pub fn start_api_server(&self) -> Result<()> {
         let mut running = self.api_server();
         ensure!(running.is_none(), "the API server runs already");
         *running = Some(self.launch_api_server("kube-apiserver", 6443)?);
@@ -122,7 +124,7 @@ impl ControlPlane {
     }
 
     /// Starts one more API server, on [`SECOND_API_SERVER`].
-    pub(crate) fn start_second_api_server(&self) -> Result<Second> {
+    pub fn start_second_api_server(&self) -> Result<Second> {
         self.launch_api_server("second-kube-apiserver", 6444)
             .map(Second)
     }
@@ -155,12 +157,12 @@ impl ControlPlane {
     }
 
     /// SIGSTOP: the API server keeps its connections and says nothing on them.
-    pub(crate) fn pause_api_server(&self) -> Result<()> {
+    pub fn pause_api_server(&self) -> Result<()> {
         self.signal_api_server(Signal::SIGSTOP)
     }
 
     /// SIGCONT.
-    pub(crate) fn resume_api_server(&self) -> Result<()> {
+    pub fn resume_api_server(&self) -> Result<()> {
         self.signal_api_server(Signal::SIGCONT)
     }
 
@@ -172,7 +174,7 @@ impl ControlPlane {
     }
 
     /// SIGKILL to the API server.
-    pub(crate) fn kill_api_server(&self) -> Result<()> {
+    pub fn kill_api_server(&self) -> Result<()> {
         let mut server = self.api_server().take().context("no API server runs")?;
         server.kill().context("kill the API server")?;
         server.wait().context("wait for the API server")?;
@@ -195,19 +197,19 @@ impl ControlPlane {
     }
 
     /// Whether the API server has ended by itself.
-    pub(crate) fn api_server_gave_up(&self) -> bool {
+    pub fn api_server_gave_up(&self) -> bool {
         let ended = |server: &mut Child| matches!(server.try_wait(), Ok(Some(_)));
         self.api_server().as_mut().is_some_and(ended)
     }
 
     /// Whether the API server was started and not killed.
-    pub(crate) fn has_api_server(&self) -> bool {
+    pub fn has_api_server(&self) -> bool {
         self.api_server().is_some()
     }
 
     /// Makes etcd forget everything but the present, so that no watch can go on
     /// from a revision before it.
-    pub(crate) fn forget_history(&self) -> Result<()> {
+    pub fn forget_history(&self) -> Result<()> {
         // Every answer tells the store's revision.
         let answer = self.ask_etcd("/v3/kv/range", r#"{"key":"AA=="}"#)?;
         let revision = answer
@@ -238,17 +240,17 @@ impl ControlPlane {
     }
 
     /// The host of the control plane.
-    pub(crate) fn host(&self) -> &Peer {
+    pub fn host(&self) -> &Peer {
         &self.host
     }
 
     /// A user's kubeconfig.
-    pub(crate) fn kubeconfig(&self, user: &str) -> PathBuf {
+    pub fn kubeconfig(&self, user: &str) -> PathBuf {
         self.dir.join(format!("{user}.kubeconfig"))
     }
 
     /// The last lines of each program's log.
-    pub(crate) fn logs(&self) -> String {
+    pub fn logs(&self) -> String {
         [
             "etcd",
             "kube-apiserver",
@@ -272,8 +274,18 @@ impl ControlPlane {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Where keys, kubeconfigs and logs are.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where a program is.
+    pub(crate) fn program_path(&self, name: &str) -> PathBuf {
+        self.programs.join(name)
+    }
+
     fn program(&self, name: &str) -> Command {
-        Command::new(self.programs.join(name))
+        Command::new(self.program_path(name))
     }
 
     fn spawn(&self, name: &str, mut command: Command) -> Result<Child> {
@@ -328,7 +340,7 @@ impl ControlPlane {
 
 /// The second API server; it ends with this.
 #[derive(Debug)]
-pub(crate) struct Second(Child);
+pub struct Second(Child);
 
 impl Drop for Second {
     fn drop(&mut self) {
@@ -352,10 +364,7 @@ current-context: lab
 }
 
 /// Runs `job` on a thread in the network namespace of a peer.
-pub(crate) fn in_namespace_of<T: Send>(
-    peer: &Peer,
-    job: impl FnOnce() -> Result<T> + Send,
-) -> Result<T> {
+fn in_namespace_of<T: Send>(peer: &Peer, job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let netns = peer.netns().as_fd().try_clone_to_owned()?;
     std::thread::scope(|scope| {
         let thread = scope.spawn(move || {

@@ -1,9 +1,9 @@
 //! Slices that nobody's controller made, and what the Node says.
 
-use crate::api::Kind;
 use crate::space::{bare, by_hand};
 use crate::world::story;
 use anyhow::{Result, ensure};
+use control_plane::Kind;
 use lab::Transport;
 use lab::manifests::slice;
 use serde_json::{Value, json};

@@ -10,8 +10,6 @@
 //! of its own. `FAIRLEAD_CONTROL_PLANE` names the folder with the programs:
 //! `cargo xtask test --tier cluster` builds them and sets it.
 
-mod api;
-mod control_plane;
 mod outages;
 mod services;
 mod slices;
