@@ -80,6 +80,18 @@ impl Peer {
         })
     }
 
+    /// One more worker in the same namespace and cgroup: each does one thing at a time.
+    pub fn beside(&self, name: &str) -> Result<Self> {
+        let identity = Identity {
+            name: name.to_owned(),
+            node: self.inner.node.clone(),
+            v4: self.v4(),
+            v6: self.v6(),
+        };
+        let netns = Netns::Join(&self.inner.netns);
+        Self::start(identity, netns, self.inner.cgroup.clone())
+    }
+
     /// Name, unique in the lab; a backend answers with it.
     pub fn name(&self) -> &str {
         &self.inner.name

@@ -11,6 +11,7 @@ mod bench;
 mod bpf;
 mod build;
 mod command;
+mod conformance;
 mod demo;
 mod kernels;
 mod lint;
@@ -45,6 +46,13 @@ enum Verb {
         #[arg(last = true)]
         arguments: Vec<OsString>,
     },
+    /// Build everything and try the Service API's rules on Fairlead and on kube-proxy
+    #[command(disable_help_flag = true)]
+    Conformance {
+        /// Arguments of the suite; `--help` tells them
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Measure what the design promises, and name each bound that is missed
     Bench(bench::Options),
     /// Check formatting, lints and dependencies
@@ -74,6 +82,7 @@ fn run(verb: Verb) -> Result<ExitCode> {
         Verb::Bpf => bpf::run()?,
         Verb::Build => build::run()?,
         Verb::Demo { arguments } => demo::run(&arguments)?,
+        Verb::Conformance { arguments } => conformance::run(&arguments)?,
         Verb::Lint => lint::run()?,
     }
     Ok(ExitCode::SUCCESS)

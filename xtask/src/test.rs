@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum};
 use self::count::Count;
 use self::targets::Target;
 use crate::setup::{control_plane, lab};
-use crate::{build, command};
+use crate::{build, command, conformance};
 
 mod count;
 mod targets;
@@ -37,6 +37,8 @@ pub(crate) enum Tier {
     Lab,
     /// Tests against a real API server: root, and a long first build
     Cluster,
+    /// The rules of the Service API, tried as on kube-proxy: as for the cluster tier
+    Conformance,
 }
 
 /// How a tier went.
@@ -94,6 +96,7 @@ fn run_tier(tier: Tier, options: &Options, targets: &[Target], count: &mut Count
             command.env("FAIRLEAD_CONTROL_PLANE", control_plane::control_plane()?);
             vec![command]
         }
+        Tier::Conformance => conformance::of_the_tier(options.filter.as_deref())?,
     };
     let mut complete = true;
     for command in &mut commands {
@@ -104,10 +107,7 @@ fn run_tier(tier: Tier, options: &Options, targets: &[Target], count: &mut Count
     if count.failed > 0 {
         bail!("tests failed");
     }
-    ensure!(
-        complete,
-        "cargo test failed outside of a test: see its output"
-    );
+    ensure!(complete, "it failed outside of a test: see its output");
     // With a filter, the other tiers may well have no such test.
     ensure!(
         count.passed > 0 || options.filter.is_some(),
@@ -178,7 +178,7 @@ fn pass_to_tests(command: &mut Command, options: &Options, more: &[&str]) {
 fn conclude(reports: &[Report]) -> ExitCode {
     let mut total = Count::default();
     println!(
-        "\n{:<9}{:<9}{:>8}{:>8}{:>9}{:>11}",
+        "\n{:<12}{:<9}{:>8}{:>8}{:>9}{:>11}",
         "tier", "outcome", "passed", "failed", "ignored", "time"
     );
     for Report {
@@ -199,7 +199,7 @@ fn conclude(reports: &[Report]) -> ExitCode {
             .map(|reason| format!("  {reason}"))
             .unwrap_or_default();
         let time = time.as_secs_f32();
-        println!("{tier:<9}{outcome:<9}{passed:>8}{failed:>8}{ignored:>9}{time:>9.1} s{reason}");
+        println!("{tier:<12}{outcome:<9}{passed:>8}{failed:>8}{ignored:>9}{time:>9.1} s{reason}");
         total += *count;
     }
     if total.passed == 0 && total.failed == 0 {
@@ -220,6 +220,7 @@ impl std::fmt::Display for Tier {
             Self::Unit => "unit",
             Self::Lab => "lab",
             Self::Cluster => "cluster",
+            Self::Conformance => "conformance",
         })
     }
 }

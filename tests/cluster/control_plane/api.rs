@@ -140,6 +140,18 @@ impl Api {
         })
     }
 
+    /// Replaces an object, whatever it was: the last writer wins.
+    pub fn replace(&self, kind: Kind, namespace: &str, object: &Value) -> Result<Value> {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let (owned, what) = (name.to_owned(), format!("replace {kind:?} {name}"));
+        let object: DynamicObject = serde_json::from_value(object.clone())?;
+        let api = self.of(kind, namespace);
+        self.write(what, async move {
+            let answer = api.replace(&owned, &PostParams::default(), &object).await?;
+            Ok(serde_json::to_value(answer)?)
+        })
+    }
+
     /// A JSON merge patch (RFC 7386).
     pub fn patch(&self, kind: Kind, namespace: &str, name: &str, patch: &Value) -> Result<Value> {
         let api = self.of(kind, namespace);

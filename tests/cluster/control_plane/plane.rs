@@ -4,12 +4,14 @@
 //! temporary directory. The programs live in the lab's cgroup and die with the
 //! test process, so they leave as little behind as the lab does.
 
+use crate::api::{Api, Kind};
 use crate::kube_proxy;
 use anyhow::{Context, Result, ensure};
 use lab::{Lab, Peer, SERVICE_CIDRS, tail};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -90,6 +92,31 @@ impl ControlPlane {
         plane.spawn("etcd", etcd)?;
         plane.start_api_server()?;
         Ok(plane)
+    }
+
+    /// Gives the agents the rights that they need, and no other.
+    pub fn grant(&self, api: &Api) -> Result<()> {
+        api.create(
+            Kind::ClusterRole,
+            "",
+            &json!({
+                "metadata": { "name": AGENTS },
+                "rules": [
+                    { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"] },
+                    { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"] },
+                ],
+            }),
+        )?;
+        api.create(
+            Kind::ClusterRoleBinding,
+            "",
+            &json!({
+                "metadata": { "name": AGENTS },
+                "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": AGENTS },
+                "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": AGENTS }],
+            }),
+        )?;
+        Ok(())
     }
 
     /// Starts the controllers that the stories need, unless they run. The API

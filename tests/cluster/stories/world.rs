@@ -3,7 +3,7 @@
 
 use crate::space::{Space, selecting};
 use anyhow::{Context, Result, anyhow};
-use control_plane::{AGENTS, ControlPlane};
+use control_plane::ControlPlane;
 use control_plane::{Api, Kind};
 use lab::manifests::Manifest;
 use lab::{
@@ -83,26 +83,7 @@ impl World {
     /// What a cluster has before any story: Nodes, rights, controllers, agents.
     fn furnish(&self) -> Result<()> {
         self.wait_for_api()?;
-        self.api.create(
-            Kind::ClusterRole,
-            "",
-            &json!({
-                "metadata": { "name": AGENTS },
-                "rules": [
-                    { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"] },
-                    { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"] },
-                ],
-            }),
-        )?;
-        self.api.create(
-            Kind::ClusterRoleBinding,
-            "",
-            &json!({
-                "metadata": { "name": AGENTS },
-                "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": AGENTS },
-                "subjects": [{ "apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": AGENTS }],
-            }),
-        )?;
+        self.plane.grant(&self.api)?;
         self.plane.start_controllers()?;
         self.restore()
     }

@@ -1,0 +1,383 @@
+//! What one row works with: an API namespace and addresses of its own, a troupe
+//! of clients, and the sentences in which outcomes are told.
+//!
+//! Writes go through the row's [`Fault`], if the lab is to be wrong. The first
+//! look after a write waits until every proxy follows the API, so that what is
+//! seen is the outcome and not the way there.
+
+use crate::check::{holds, judged};
+use crate::fault::Fault;
+use crate::row::Family;
+use crate::troupe::{Troupe, address};
+use crate::world::{Numbers, PATIENCE, World};
+use anyhow::{Context, Result, bail};
+use control_plane::Kind;
+use lab::manifests::{Manifest, ObjectId, Service, Slice, service, slice};
+use lab::{BACKEND_PORT, Counts, Dial, Outcome, Peer, Transport, eventually};
+use serde_json::{Value, json};
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
+use std::net::SocketAddr;
+
+/// How long nothing may come back before it counts as silence: it covers the
+/// first retransmission of a SYN.
+const SILENCE_MS: u64 = 1500;
+
+/// See the module.
+pub(crate) struct Stage<'w> {
+    pub(crate) world: &'w World,
+    pub(crate) family: Family,
+    /// The API namespace.
+    pub(crate) space: String,
+    /// Addresses of the row's first Service.
+    pub(crate) own: Numbers,
+    troupe: &'w Troupe,
+    fault: Option<Fault>,
+    /// Objects that were written.
+    written: RefCell<HashSet<String>>,
+    unsettled: Cell<bool>,
+}
+
+impl std::ops::Deref for Stage<'_> {
+    type Target = Troupe;
+
+    fn deref(&self) -> &Troupe {
+        self.troupe
+    }
+}
+
+// The objects.
+impl<'w> Stage<'w> {
+    /// Makes the API namespace.
+    pub(crate) fn new(
+        world: &'w World,
+        troupe: &'w Troupe,
+        family: Family,
+        space: String,
+        fault: Option<Fault>,
+    ) -> Result<Self> {
+        let namespace = json!({ "metadata": { "name": space } });
+        world.api.create(Kind::Namespace, "", &namespace)?;
+        Ok(Self {
+            world,
+            family,
+            space,
+            own: world.numbers(),
+            troupe,
+            fault,
+            written: RefCell::default(),
+            unsettled: Cell::new(false),
+        })
+    }
+
+    /// Removes what the row wrote, so that the proxies do not carry it on.
+    pub(crate) fn clear(&self) -> Result<()> {
+        for kind in [Kind::Service, Kind::Slice] {
+            for object in self.world.api.list(kind, &self.space)? {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                self.world.api.delete(kind, &self.space, name, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A ClusterIP Service in the row's family with the row's own address:
+    /// port 80, TCP (`http`) and UDP (`udp`), which have one
+    /// number so that they can share a NodePort.
+    pub(crate) fn service(&self, name: &str) -> Service {
+        self.service_at(name, &self.own)
+    }
+
+    /// The same with other addresses, for a row's second Service.
+    pub(crate) fn service_at(&self, name: &str, at: &Numbers) -> Service {
+        service(name)
+            .cluster_ip(&at.cluster_ip(self.family))
+            .port("http", 80, BACKEND_PORT)
+            .udp_port("udp", 80, BACKEND_PORT)
+    }
+
+    /// A NodePort Service: both ports have the row's NodePort.
+    pub(crate) fn node_port_service(&self, name: &str) -> Service {
+        self.node_port_service_at(name, &self.own)
+    }
+
+    /// The same with other addresses.
+    pub(crate) fn node_port_service_at(&self, name: &str, at: &Numbers) -> Service {
+        service(name)
+            .cluster_ip(&at.cluster_ip(self.family))
+            .port("http", 80, BACKEND_PORT)
+            .node_port(at.node_port())
+            .udp_port("udp", 80, BACKEND_PORT)
+            .node_port(at.node_port())
+    }
+
+    /// A LoadBalancer Service with the row's LoadBalancer IP and NodePort.
+    pub(crate) fn load_balancer(&self, name: &str) -> Service {
+        self.node_port_service(name)
+            .lb_ip(&self.own.lb_ip(self.family))
+    }
+
+    /// A slice of a Service, named for it, in the row's family, with the ports
+    /// `http` and `udp`, still without endpoints.
+    pub(crate) fn slice(&self, service: &str) -> Slice {
+        self.named_slice(service, service)
+    }
+
+    /// The same with a name of its own.
+    pub(crate) fn named_slice(&self, name: &str, service: &str) -> Slice {
+        let new = slice(name, service);
+        let new = match self.family {
+            Family::V4 => new,
+            Family::V6 => new.v6(),
+        };
+        new.port("http", BACKEND_PORT).udp_port("udp", BACKEND_PORT)
+    }
+
+    /// A slice of a Service with these endpoints, all ready.
+    pub(crate) fn ready(&self, service: &str, backends: &[&Peer]) -> Slice {
+        self.slice(service)
+            .ready_endpoints(backends.iter().copied())
+    }
+
+    /// Writes an object, or replaces it.
+    pub(crate) fn apply(&self, manifest: &impl Manifest) -> Result<()> {
+        let id = manifest.id();
+        let mut object = manifest.to_json();
+        object["metadata"]["namespace"] = self.space.as_str().into();
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            // The API server's own.
+            metadata.remove("uid");
+        }
+        self.write(&id, object)
+    }
+
+    /// Writes an object of which no builder makes such a one.
+    pub(crate) fn write(&self, id: &ObjectId, mut object: Value) -> Result<()> {
+        let kind = kind(id)?;
+        let is_change = !self.written.borrow_mut().insert(id.file_name());
+        if let Some(fault) = self.fault {
+            if fault.swallows(kind, is_change, false) {
+                return Ok(());
+            }
+            fault.distort(kind, &mut object, &self.world.strangers);
+        }
+        self.unsettled.set(true);
+        let api = &self.world.api;
+        let status = object.as_object_mut().and_then(|it| it.remove("status"));
+        if is_change {
+            api.replace(kind, &self.space, &object)?;
+        } else {
+            api.create(kind, &self.space, &object)?;
+        }
+        match (kind, status) {
+            (Kind::Service, Some(status)) if is_change || has_ingress(&status) => {
+                api.patch_status(kind, &self.space, &id.name, &status)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Deletes an object.
+    pub(crate) fn delete(&self, manifest: &impl Manifest) -> Result<()> {
+        let id = manifest.id();
+        let kind = kind(&id)?;
+        self.written.borrow_mut().remove(&id.file_name());
+        if self.fault.is_some_and(|it| it.swallows(kind, false, true)) {
+            // A new one of that name would be an error and no proof.
+            self.written.borrow_mut().insert(id.file_name());
+            return Ok(());
+        }
+        self.unsettled.set(true);
+        self.world.api.delete(kind, &self.space, &id.name, None)
+    }
+
+    /// Waits until every proxy follows the API.
+    pub(crate) fn settle(&self) -> Result<()> {
+        if self.unsettled.replace(false) {
+            self.world.settle(self.troupe, &self.space)?;
+        }
+        Ok(())
+    }
+}
+
+// Where frontends are.
+impl Stage<'_> {
+    /// The row's ClusterIP with its port.
+    pub(crate) fn cluster_ip(&self) -> String {
+        self.cluster_ip_of(&self.own)
+    }
+
+    /// The ClusterIP of another of the row's Services, with its port.
+    pub(crate) fn cluster_ip_of(&self, numbers: &Numbers) -> String {
+        join(&numbers.cluster_ip(self.family), 80)
+    }
+
+    /// The row's LoadBalancer IP with its port.
+    pub(crate) fn lb_ip(&self) -> String {
+        join(&self.own.lb_ip(self.family), 80)
+    }
+
+    /// The row's externalIP with its port.
+    pub(crate) fn external_ip(&self) -> String {
+        join(&self.own.external_ip(self.family), 80)
+    }
+
+    /// The row's NodePort on a node's LAN address.
+    pub(crate) fn node_port(&self, node: &str) -> String {
+        join(&self.node_address(node), self.own.node_port())
+    }
+
+    /// A node's LAN address.
+    pub(crate) fn node_address(&self, node: &str) -> String {
+        address(self.world.node(node).host(), self.family).to_string()
+    }
+
+    /// A peer's address.
+    pub(crate) fn address_of(&self, peer: &Peer) -> String {
+        address(peer, self.family).to_string()
+    }
+
+    /// A port of a peer.
+    pub(crate) fn port_of(&self, peer: &Peer, port: u16) -> String {
+        join(&self.address_of(peer), port)
+    }
+}
+
+// What clients see. Each waits for the proxies first.
+impl Stage<'_> {
+    /// One dial, whatever comes of it.
+    pub(crate) fn dial(&self, from: &Peer, transport: Transport, to: &str) -> Result<Outcome> {
+        self.settle()?;
+        let mut dial = Dial::new(transport, socket_address(to)?);
+        dial.timeout_ms = SILENCE_MS;
+        from.dial(dial)
+    }
+
+    /// Many dials, each with a socket of its own.
+    pub(crate) fn dials(
+        &self,
+        from: &Peer,
+        transport: Transport,
+        to: &str,
+        count: u32,
+    ) -> Result<Counts> {
+        self.settle()?;
+        let mut dial = Dial::new(transport, socket_address(to)?);
+        dial.timeout_ms = SILENCE_MS;
+        from.many(dial, count)
+    }
+
+    /// These backends answer, each of them, and no other.
+    pub(crate) fn only(
+        &self,
+        from: &Peer,
+        transport: Transport,
+        to: &str,
+        backends: &[&str],
+    ) -> Result<()> {
+        // Of three, 40 dials in a row miss one with odds of 1 to 3.7 million.
+        let tries = if backends.len() > 1 { 40 } else { 8 };
+        // One that fails may take long, so it is not tried many times.
+        judged(self.dial(from, transport, to)?.answered_by_one_of(backends))?;
+        let counts = self.dials(from, transport, to, tries)?;
+        judged(
+            counts
+                .only_by(backends)
+                .with_context(|| told(from, transport, to)),
+        )
+    }
+
+    /// This backend answers, which sees the client at this address.
+    pub(crate) fn sees(
+        &self,
+        from: &Peer,
+        transport: Transport,
+        to: &str,
+        backend: &str,
+        client: &str,
+    ) -> Result<()> {
+        let outcome = self.dial(from, transport, to)?;
+        judged(outcome.answered_by(backend))?;
+        let seen = outcome.seen_peer()?.ip().to_canonical().to_string();
+        holds(seen == client, || {
+            format!(
+                "{}: {backend} saw the client at {seen}, not {client}",
+                told(from, transport, to)
+            )
+        })
+    }
+
+    /// ECONNREFUSED.
+    pub(crate) fn refused(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
+        // A veth answers within the call that sends the SYN, while the socket is
+        // locked: the kernel then acts on an ICMP error at the retransmission only.
+        let outcome = self.dial(from, transport, to)?;
+        judged(outcome.failed_with("ECONNREFUSED"))
+    }
+
+    /// Nothing comes back.
+    pub(crate) fn silent(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
+        judged(self.dial(from, transport, to)?.failed_with("TIMEOUT"))
+    }
+
+    /// An error or silence, but no backend.
+    pub(crate) fn unanswered(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
+        judged(self.dial(from, transport, to)?.unanswered())
+    }
+
+    /// In the end it is so: for what a proxy follows by itself, such as a
+    /// node's addresses.
+    pub(crate) fn soon(&self, what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
+        self.settle()?;
+        let mut last = Ok(());
+        let outcome = eventually(PATIENCE, || {
+            last = check();
+            match &last {
+                Ok(()) => Ok(()),
+                Err(error) => bail!("{error:#}"),
+            }
+        });
+        match outcome {
+            Ok(()) => Ok(()),
+            // The kind of the last error must stay.
+            Err(_) => last.map_err(|error| {
+                if crate::check::is_mismatch(&error) {
+                    crate::check::mismatch(format!("{what}: {error:#}"))
+                } else {
+                    error.context(what.to_owned())
+                }
+            }),
+        }
+    }
+}
+
+fn kind(id: &ObjectId) -> Result<Kind> {
+    match id.kind {
+        "service" => Ok(Kind::Service),
+        "endpointslice" => Ok(Kind::Slice),
+        other => bail!("rows write no {other}"),
+    }
+}
+
+fn has_ingress(status: &Value) -> bool {
+    let ingress = status["loadBalancer"]["ingress"].as_array();
+    ingress.is_some_and(|it| !it.is_empty())
+}
+
+fn told(from: &Peer, transport: Transport, to: &str) -> String {
+    format!("{} → {} {to}", from.name(), transport.as_str())
+}
+
+/// `ADDRESS:PORT`, with brackets where IPv6 needs them.
+pub(crate) fn join(ip: &str, port: u16) -> String {
+    if ip.contains(':') {
+        format!("[{ip}]:{port}")
+    } else {
+        format!("{ip}:{port}")
+    }
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr> {
+    text.parse()
+        .with_context(|| format!("{text:?} is not an address and port"))
+}
