@@ -2,6 +2,7 @@
 
 use crate::lab::Lab;
 use crate::manifests::{Service, Slice, service, slice};
+use crate::network::PodNetwork;
 use crate::outcome::Outcome;
 use crate::peer::Peer;
 use crate::wire::{Dial, Transport};
@@ -36,7 +37,12 @@ pub struct Cast {
 impl Cast {
     /// Builds the lab and starts the agents, which know the service CIDRs.
     pub fn new() -> Result<Self> {
-        let lab = Lab::new(3)?;
+        Self::with_network(PodNetwork::default())
+    }
+
+    /// The same, with a pod network of choice.
+    pub fn with_network(network: PodNetwork) -> Result<Self> {
+        let lab = Lab::with_network(3, network)?;
         lab.agent_flags(["--service-cidrs", SERVICE_CIDRS]);
         let backend = |name, node| lab.node(node).pod(name)?.serve(BACKEND_PORT);
         let (b1, b2, b3) = (

@@ -3,8 +3,8 @@
 use crate::agent::{AgentSetup, tail};
 use crate::manifests::{self, Manifest, ObjectId, service, slice};
 use crate::network::{
-    IpBatch, Member, NODE_SYSCTLS, PodNetwork, SWITCH_V4, SWITCH_V6, SYSCTLS, ip, lan_addresses,
-    member_commands, node_host, plug_commands, route_to_pods_of, switch_commands,
+    FORWARDING, LAN, Plug, PodNetwork, SWITCH_V4, SWITCH_V6, SYSCTLS, Subnet, ip, lan_commands,
+    member_commands, node_host, plug_commands,
 };
 use crate::node::Node;
 use crate::peer::{Identity, Peer};
@@ -37,6 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// leaves the lab.
 #[derive(Debug)]
 pub struct Lab {
+    pub(crate) network: PodNetwork,
     switch: Peer,
     nodes: Vec<Node>,
     clients: Vec<Peer>,
@@ -59,7 +60,6 @@ impl Lab {
 
     /// A lab with a pod network of choice.
     pub fn with_network(nodes: u8, network: PodNetwork) -> Result<Self> {
-        let PodNetwork::Routed = network;
         ensure!(
             (1..=9).contains(&nodes),
             "a lab has 1 to 9 nodes, not {nodes}"
@@ -82,10 +82,10 @@ impl Lab {
             v6: SWITCH_V6,
         };
         let switch = start_member(switch_identity, outside.join("switch"), &[])?;
-        let mut members = Vec::new();
+        let mut hosts = Vec::new();
         for number in 1..=nodes {
             let name = format!("n{number}");
-            members.push(member(
+            hosts.push(member(
                 &name,
                 Some(&name),
                 node_host(number),
@@ -96,13 +96,14 @@ impl Lab {
         for (name, host) in ["c1", "c2"].into_iter().zip(CLIENTS) {
             clients.push(member(name, None, host, outside.join(name))?);
         }
-        connect(&switch, &members, &clients)?;
+        connect(network, &switch, &hosts, &clients)?;
         let nodes = (1..=nodes)
-            .zip(members)
-            .map(|(number, host)| new_node(number, host, &traces))
+            .zip(hosts)
+            .map(|(number, host)| new_node(number, network, host, &traces))
             .collect();
 
         let lab = Self {
+            network,
             switch: switch.serve(SWITCH_PORT)?,
             nodes,
             clients,
@@ -145,6 +146,22 @@ impl Lab {
         &self.nodes
     }
 
+    /// How many nodes it has.
+    pub(crate) fn node_count(&self) -> u8 {
+        // At most nine.
+        self.nodes.len().try_into().unwrap_or(u8::MAX)
+    }
+
+    /// Everybody on the LAN from the start, but for the nodes.
+    pub(crate) fn outsiders(&self) -> impl Iterator<Item = &Peer> {
+        [&self.switch].into_iter().chain(&self.clients)
+    }
+
+    /// The cgroup of someone outside of the nodes.
+    pub(crate) fn outside_cgroup(&self, name: &str) -> PathBuf {
+        self.traces.cgroup.join("outside").join(name)
+    }
+
     /// The outside client c1 or c2.
     ///
     /// # Panics
@@ -160,22 +177,6 @@ impl Lab {
     /// and whatever a node sends out untranslated ends up here.
     pub fn switch(&self) -> &Peer {
         &self.switch
-    }
-
-    /// One more host of the LAN, outside of the cluster, with this last octet.
-    /// It has routes to the pods.
-    pub fn host(&self, name: &str, octet: u8) -> Result<Peer> {
-        let cgroup = self.traces.cgroup.join("outside").join(name);
-        let host = member(name, None, octet, cgroup)?;
-        let plug = Member {
-            name,
-            netns: host.netns_fd(),
-        };
-        ip(self.switch.netns_fd(), plug_commands(&plug))?;
-        let routes = (1..).zip(&self.nodes);
-        let routes: String = routes.map(|(number, _)| route_to_pods_of(number)).collect();
-        ip(host.netns_fd(), member_commands(octet) + &routes)?;
-        Ok(host)
     }
 
     /// The Node object that the lab wrote for a node; apply a changed one to edit it.
@@ -374,19 +375,30 @@ fn brief_dial(to: &str) -> Result<Dial> {
     Ok(dial)
 }
 
-fn member(name: &str, node: Option<&str>, host: u8, cgroup: PathBuf) -> Result<Peer> {
-    let (v4, v6) = lan_addresses(host);
-    let identity = Identity {
+/// Someone with an address of the LAN, who is not plugged in yet.
+pub(crate) fn member(name: &str, node: Option<&str>, host: u8, cgroup: PathBuf) -> Result<Peer> {
+    let identity = identity(name, node, LAN, host);
+    let sysctls = if node.is_some() { FORWARDING } else { &[] };
+    start_member(identity, cgroup, sysctls)
+}
+
+/// Someone with addresses of a subnet.
+pub(crate) fn identity(name: &str, node: Option<&str>, subnet: Subnet, host: u8) -> Identity {
+    let (v4, v6) = subnet.addresses(host);
+    Identity {
         name: name.to_owned(),
         node: node.map(str::to_owned),
         v4,
         v6,
-    };
-    let sysctls = if node.is_some() { NODE_SYSCTLS } else { &[] };
-    start_member(identity, cgroup, sysctls)
+    }
 }
 
-fn start_member(identity: Identity, cgroup: PathBuf, sysctls: &[(&str, &str)]) -> Result<Peer> {
+/// Starts the worker of a new namespace that has no link yet.
+pub(crate) fn start_member(
+    identity: Identity,
+    cgroup: PathBuf,
+    sysctls: &[(&str, &str)],
+) -> Result<Peer> {
     let peer = Peer::start(identity, Netns::New, cgroup)?;
     for (path, value) in SYSCTLS.iter().chain(sysctls) {
         peer.sysctl(path, value)?;
@@ -394,40 +406,57 @@ fn start_member(identity: Identity, cgroup: PathBuf, sysctls: &[(&str, &str)]) -
     Ok(peer)
 }
 
-/// Plugs everybody into the switch and gives them addresses and routes.
-fn connect(switch: &Peer, nodes: &[Peer], clients: &[Peer]) -> Result<()> {
-    let everybody = nodes.iter().chain(clients);
-    let plugs: Vec<Member<'_>> = everybody
-        .clone()
-        .map(|peer| Member {
-            name: peer.name(),
-            netns: peer.netns_fd(),
-        })
-        .collect();
-    ip(switch.netns_fd(), switch_commands(&plugs))?;
-    let mut running = Vec::new();
-    for peer in everybody {
-        let mut commands = member_commands(peer.v4().octets()[3]);
-        if peer.node_name().is_some() {
-            let others = (1..)
-                .zip(nodes)
-                .filter(|(_, other)| other.name() != peer.name());
-            commands.extend(others.map(|(number, _)| route_to_pods_of(number)));
+/// Plugs everybody into the switch and gives them addresses, routes and rules.
+fn connect(network: PodNetwork, switch: &Peer, hosts: &[Peer], clients: &[Peer]) -> Result<()> {
+    let count = hosts.len().try_into().context("at most nine nodes")?;
+    let mut commands = "link set lo up\n".to_owned() + &lan_commands("br0", LAN);
+    for peer in hosts.iter().chain(clients) {
+        let devices = match peer.node_name() {
+            Some(_) => network.lan_devices(),
+            None => &["eth0"],
+        };
+        for (number, &device) in devices.iter().enumerate() {
+            let suffix = if number == 0 { "" } else { device };
+            let plug = Plug {
+                port: format!("{}{suffix}", peer.name()),
+                device,
+                netns: peer.netns_fd(),
+            };
+            commands += &plug_commands("br0", &plug);
         }
-        running.push(IpBatch::start(peer.netns_fd(), commands)?);
     }
     // The switch answers pods, too.
-    running.push(IpBatch::start(
-        switch.netns_fd(),
-        (1..)
-            .zip(nodes)
-            .map(|(number, _)| route_to_pods_of(number))
-            .collect(),
-    )?);
-    running.into_iter().try_for_each(IpBatch::finish)
+    commands += &network.routes_to_pods(count);
+    ip(switch.netns_fd(), commands)?;
+    // All at once: most of the time is starting programs.
+    std::thread::scope(|scope| {
+        let nodes = (1..)
+            .zip(hosts)
+            .map(|(number, host)| scope.spawn(move || set_up_node(network, number, count, host)));
+        let clients = clients.iter().map(|client| {
+            scope.spawn(|| ip(client.netns_fd(), member_commands(client.v4().octets()[3])))
+        });
+        let running: Vec<_> = nodes.chain(clients).collect();
+        running.into_iter().try_for_each(|one| {
+            one.join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    })
 }
 
-fn new_node(number: u8, host: Peer, traces: &Traces) -> Node {
+fn set_up_node(network: PodNetwork, number: u8, count: u8, host: &Peer) -> Result<()> {
+    ip(host.netns_fd(), member_commands(node_host(number)))?;
+    let setup = network.node(number, count);
+    for (path, value) in setup.sysctls {
+        host.sysctl(path, value)?;
+    }
+    let mut scripts = setup.scripts.iter();
+    scripts
+        .try_for_each(|script| script.run(host.netns_fd()))
+        .with_context(|| format!("make {network:?} on {}", host.name()))
+}
+
+fn new_node(number: u8, network: PodNetwork, host: Peer, traces: &Traces) -> Node {
     let name = host.name().to_owned();
     let setup = AgentSetup {
         manifests: traces.temp.join("manifests"),
@@ -439,5 +468,5 @@ fn new_node(number: u8, host: Peer, traces: &Traces) -> Node {
         environment: Vec::new(),
         node: name,
     };
-    Node::new(number, host, setup)
+    Node::new(number, network, host, setup)
 }

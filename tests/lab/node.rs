@@ -1,7 +1,7 @@
 //! A node of a lab: its host processes, its pods, its agent.
 
 use crate::agent::{Agent, AgentSetup, HEALTHZ, METRICS, tail};
-use crate::network::{SYSCTLS, ip, pod_addresses, pod_commands, pod_link_commands};
+use crate::network::{PodLink, PodNetwork, SECOND_LAN, SYSCTLS, node_host, pod_addresses};
 use crate::peer::{Identity, Peer};
 use crate::program::fairlead;
 use crate::retry::eventually;
@@ -20,6 +20,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub struct Node {
     number: u8,
+    network: PodNetwork,
     /// The worker whose namespace is the node's.
     host: Peer,
     setup: Mutex<AgentSetup>,
@@ -28,10 +29,11 @@ pub struct Node {
 }
 
 impl Node {
-    pub(crate) fn new(number: u8, host: Peer, setup: AgentSetup) -> Self {
-        // .1 stays free, as if it were the gateway's.
+    pub(crate) fn new(number: u8, network: PodNetwork, host: Peer, setup: AgentSetup) -> Self {
+        // .1 is the gateway's where there is one.
         Self {
             number,
+            network,
             host,
             setup: Mutex::new(setup),
             agent: Mutex::new(None),
@@ -52,6 +54,15 @@ impl Node {
     /// LAN address.
     pub fn v6(&self) -> Ipv6Addr {
         self.host.v6()
+    }
+
+    /// Addresses of its `eth1` once it is on [the second LAN](crate::Lab::second_lan).
+    pub fn second_uplink(&self) -> (Ipv4Addr, Ipv6Addr) {
+        SECOND_LAN.addresses(node_host(self.number))
+    }
+
+    pub(crate) fn number(&self) -> u8 {
+        self.number
     }
 
     /// A process in the node's own namespace.
@@ -97,12 +108,15 @@ impl Node {
         for (path, value) in SYSCTLS {
             pod.sysctl(path, value)?;
         }
-        let device = format!("pod{number}");
-        ip(
-            self.host.netns_fd(),
-            pod_link_commands(&device, self.number, number, pod.netns_fd()),
-        )?;
-        ip(pod.netns_fd(), pod_commands(self.number, number))?;
+        let setup = self.network.pod(&PodLink {
+            node: self.number,
+            pod: number,
+            netns: pod.netns_fd(),
+        });
+        for script in &setup.node {
+            script.run(self.host.netns_fd())?;
+        }
+        setup.pod.run(pod.netns_fd())?;
         Ok(pod)
     }
 

@@ -1,11 +1,12 @@
 //! A worker in one of the lab's namespaces: a pod, a host process, an outside client.
 
 use crate::held::{Held, Load};
-use crate::network::ip;
+use crate::network::{FRONTENDS, ip};
 use crate::outcome::Outcome;
+use crate::probed::Probed;
 use crate::program::sibling;
 use crate::spawn::{Netns, netns_of, spawn};
-use crate::wire::{Counts, Dial, Dialed, HttpAnswer, Reply, Request, Transport};
+use crate::wire::{Counts, Dial, Dialed, HttpAnswer, Probe, Reply, Request, Transport};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -185,6 +186,23 @@ impl Peer {
         ip(&self.inner.netns, format!("{commands}\n"))
     }
 
+    /// Sends what is for an address or a CIDR through another host of its
+    /// subnet, from now on.
+    pub fn route(&self, to: &str, via: &Self) -> Result<()> {
+        let gateway: IpAddr = if to.contains(':') {
+            via.v6().into()
+        } else {
+            via.v4().into()
+        };
+        self.ip(&format!("route replace {to} via {gateway}"))
+    }
+
+    /// Sends what is for frontends through another host, from now on. More
+    /// exact routes stay as they are.
+    pub fn route_frontends(&self, via: &Self) -> Result<()> {
+        FRONTENDS.iter().try_for_each(|to| self.route(to, via))
+    }
+
     /// Answers on `port`, TCP and UDP, both families, as its own name.
     pub fn serve(self, port: u16) -> Result<Self> {
         for transport in Transport::BOTH {
@@ -237,6 +255,25 @@ impl Peer {
     pub fn dial(&self, dial: Dial) -> Result<Outcome> {
         let what = format!("{} → {} {}", self.name(), dial.transport.as_str(), dial.to);
         self.outcome(what, &Request::Dial(dial))
+    }
+
+    /// A ping and its answer.
+    pub fn ping(&self, to: IpAddr) -> Result<Probed> {
+        self.probe(Probe::ping(to))
+    }
+
+    /// A packet of a given size and what comes back.
+    pub fn probe(&self, probe: Probe) -> Result<Probed> {
+        let what = format!("{} → {:?} {}", self.name(), probe.kind, probe.to);
+        let expected = probe.answer;
+        match self.ask(&Request::Probe(probe))? {
+            Reply::Echo(echo) => Ok(Probed {
+                what,
+                expected,
+                echo,
+            }),
+            other => unexpected(&other),
+        }
     }
 
     /// A TCP connection that stays open.

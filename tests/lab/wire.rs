@@ -64,6 +64,94 @@ impl Dial {
     }
 }
 
+/// What a [`Probe`] is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeKind {
+    /// An ICMP echo request; any host answers it with the same bytes.
+    Ping,
+    /// A UDP datagram; a worker's listener answers with as many bytes as it is asked for.
+    Datagram,
+}
+
+/// A packet of a given size, to see what comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// Ping or datagram.
+    pub kind: ProbeKind,
+    /// Where to; a ping has port 0.
+    pub to: SocketAddr,
+    /// Bytes after the ICMP or UDP header.
+    pub size: u16,
+    /// Bytes of the answer, at least 100; of a ping the same as `size`.
+    pub answer: u16,
+    /// Neither the packet nor its answer may be fragmented, whatever the hosts
+    /// have learnt of the path. Otherwise, both may be, also on their way.
+    pub dont_fragment: bool,
+    /// Bound of the wait for an answer.
+    pub timeout_ms: u64,
+}
+
+impl Probe {
+    /// A small ping.
+    pub fn ping(to: IpAddr) -> Self {
+        Self {
+            kind: ProbeKind::Ping,
+            to: SocketAddr::new(to, 0),
+            size: 56,
+            answer: 56,
+            dont_fragment: true,
+            timeout_ms: 2000,
+        }
+    }
+
+    /// A datagram that must not be fragmented, and an answer of the same size.
+    pub fn datagram(to: SocketAddr, size: u16) -> Self {
+        Self {
+            kind: ProbeKind::Datagram,
+            to,
+            size,
+            answer: size,
+            dont_fragment: true,
+            timeout_ms: 2000,
+        }
+    }
+}
+
+/// Byte number `at` of a packet that is filled up to its size.
+pub fn filler(at: usize) -> u8 {
+    // 251 is a prime: no part of a packet looks like another, shifted by a power of two.
+    u8::try_from(at % 251).unwrap_or_default()
+}
+
+/// What came of a [`Probe`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Echo {
+    /// Bytes of the answer.
+    pub size: Option<usize>,
+    /// Whether all bytes were as sent, both ways.
+    pub intact: bool,
+    /// First line of a datagram's answer.
+    pub line: Option<String>,
+    /// What failed.
+    pub failure: Option<Failure>,
+    /// The ICMP error that came back.
+    pub icmp: Option<IcmpError>,
+}
+
+/// An ICMP error as a socket's error queue reports it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IcmpError {
+    /// Who sent it.
+    pub from: Option<IpAddr>,
+    /// ICMP type.
+    pub kind: u8,
+    /// ICMP code.
+    pub code: u8,
+    /// The MTU that a "too big" names.
+    pub mtu: u32,
+}
+
 /// A request to a worker.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
@@ -100,6 +188,8 @@ pub enum Request {
     },
     /// Open a socket, connect it, read the answer.
     Dial(Dial),
+    /// Send a packet of a given size and wait for its answer.
+    Probe(Probe),
     /// Connect an open socket again.
     Redial {
         /// The socket.
@@ -267,6 +357,8 @@ pub enum Reply {
     Id(u32),
     /// Of a dial or an exchange.
     Dialed(Dialed),
+    /// Of `Probe`.
+    Echo(Echo),
     /// Of many dials.
     Counts(Counts),
     /// Of `Names`.

@@ -234,7 +234,7 @@ fn mapped(address: SocketAddr) -> SocketAddr {
     }
 }
 
-fn timed_out(call: &str) -> Failure {
+pub(crate) fn timed_out(call: &str) -> Failure {
     Failure {
         call: call.to_owned(),
         errno: "TIMEOUT".to_owned(),

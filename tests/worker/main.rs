@@ -4,6 +4,7 @@
 
 mod dial;
 mod load;
+mod probe;
 mod serve;
 mod socket;
 
@@ -75,6 +76,7 @@ impl Worker {
             }
             Request::Received { port } => Reply::Received(listeners.received(port)),
             Request::Dial(dial) => Reply::Dialed(sockets.dial(&dial)),
+            Request::Probe(probe) => Reply::Echo(probe::probe(&probe)),
             Request::Redial {
                 socket,
                 to,

@@ -1,5 +1,9 @@
 //! Listeners: every one answers `<pod> peer=<ip:port> local=<ip:port>`.
+//!
+//! A datagram `echo N whole` (or `echo N any`) and filler asks for an answer of
+//! N bytes that must not (or may) be fragmented.
 
+use crate::probe::{fill, is_filled, set_fragmentation};
 use crate::socket::{datagram_socket, stream_listener};
 use anyhow::{Context, Result, ensure};
 use lab::wire::Transport;
@@ -136,7 +140,7 @@ fn answer_datagrams(name: &str, socket: &UdpSocket, stop: &AtomicBool, received:
 
 /// Answers from the address to which the datagram was sent: a host has several.
 fn answer_datagram(name: &str, socket: &UdpSocket, received: &Received) -> Result<()> {
-    let mut data = [0_u8; 2048];
+    let mut data = vec![0; usize::from(u16::MAX)];
     let mut parts = [IoSliceMut::new(&mut data)];
     let mut space = cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo);
     let message = recvmsg::<SockaddrStorage>(
@@ -150,6 +154,7 @@ fn answer_datagram(name: &str, socket: &UdpSocket, received: &Received) -> Resul
     for cmsg in message.cmsgs()? {
         to = Some(cmsg);
     }
+    let length = message.bytes;
     let peer = crate::socket::to_std(&from)?;
     *received
         .lock()
@@ -158,16 +163,22 @@ fn answer_datagram(name: &str, socket: &UdpSocket, received: &Received) -> Resul
         .or_default() += 1;
 
     let port = socket.local_addr()?.port();
+    let wish = Wish::read(&data[..length]);
+    if let Some(wish) = &wish {
+        set_fragmentation(socket, peer, wish.whole)?;
+    }
     let answer = |local: IpAddr| {
-        format!(
-            "{name} peer={peer} local={}\n",
-            SocketAddr::new(local, port)
-        )
+        let local = SocketAddr::new(local, port);
+        let line = format!("{name} peer={peer} local={local}");
+        match &wish {
+            Some(wish) => wish.answer(line),
+            None => (line + "\n").into_bytes(),
+        }
     };
-    let send = |text: String, cmsg: ControlMessage<'_>| {
+    let send = |bytes: Vec<u8>, cmsg: ControlMessage<'_>| {
         sendmsg(
             socket.as_raw_fd(),
-            &[IoSlice::new(text.as_bytes())],
+            &[IoSlice::new(&bytes)],
             &[cmsg],
             MsgFlags::empty(),
             Some(&from),
@@ -189,6 +200,36 @@ fn answer_datagram(name: &str, socket: &UdpSocket, received: &Received) -> Resul
         other => ensure!(false, "no destination address: {other:?}"),
     }
     Ok(())
+}
+
+/// What a datagram asks for besides an answer.
+struct Wish {
+    length: usize,
+    whole: bool,
+    /// Whether the datagram arrived as it was sent.
+    intact: bool,
+}
+
+impl Wish {
+    fn read(datagram: &[u8]) -> Option<Self> {
+        let end = datagram.iter().position(|&byte| byte == b'\n')?;
+        let line = std::str::from_utf8(&datagram[..end]).ok()?;
+        let (length, way) = line.strip_prefix("echo ")?.split_once(' ')?;
+        Some(Self {
+            length: length.parse().ok()?,
+            whole: way == "whole",
+            intact: is_filled(datagram, end + 1),
+        })
+    }
+
+    fn answer(&self, mut line: String) -> Vec<u8> {
+        if !self.intact {
+            line += " damaged";
+        }
+        let mut answer = (line + "\n").into_bytes();
+        fill(&mut answer, self.length);
+        answer
+    }
 }
 
 /// Asks the kernel for each datagram's destination, and for a time-out.

@@ -177,7 +177,7 @@ pub(crate) fn stream_listener(address: SocketAddr) -> Result<TcpListener> {
     let fd = one_family(address, SockType::Stream)?;
     bind_to(&fd, address)?;
     // Takes data in the SYN; the length is the queue of such connections.
-    accept_fast_open(&fd, 64)?;
+    set_option(&fd, libc::IPPROTO_TCP, libc::TCP_FASTOPEN, 64)?;
     listen(&fd, Backlog::new(1024)?)?;
     setsockopt(
         &fd,
@@ -187,20 +187,17 @@ pub(crate) fn stream_listener(address: SocketAddr) -> Result<TcpListener> {
     Ok(fd.into())
 }
 
-/// `TCP_FASTOPEN`, which nix does not know.
-fn accept_fast_open(fd: &OwnedFd, queue: libc::c_int) -> Result<(), Errno> {
-    let length = libc::socklen_t::try_from(size_of_val(&queue)).unwrap_or_default();
-    let value = (&raw const queue).cast::<libc::c_void>();
+/// Options that nix does not know, all of type int.
+pub(crate) fn set_option(
+    fd: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> Result<(), Errno> {
+    let length = libc::socklen_t::try_from(size_of_val(&value)).unwrap_or_default();
+    let value = (&raw const value).cast::<libc::c_void>();
     // SAFETY: the value outlives the call and the length is its own.
-    let result = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_FASTOPEN,
-            value,
-            length,
-        )
-    };
+    let result = unsafe { libc::setsockopt(fd.as_raw_fd(), level, name, value, length) };
     Errno::result(result).map(drop)
 }
 
