@@ -14,7 +14,7 @@ use crate::command;
 const CGROUP: &str = "/run/fairlead-cgroup2";
 
 /// What the lab and its tests call.
-const PACKAGES: [&str; 4] = ["bpftool", "iproute2", "openssl", "procps"];
+const PACKAGES: [&str; 5] = ["bpftool", "iproute2", "iptables", "openssl", "procps"];
 
 /// Makes this machine fit for labs.
 pub(crate) fn prepare() -> Result<()> {
