@@ -7,6 +7,7 @@
 //! nothing of a proxy but what clients see. `--break` runs them in a lab that
 //! is wrong in one way each, and then every row must fail: proof that it can.
 
+mod alike;
 mod check;
 mod fault;
 mod pending;

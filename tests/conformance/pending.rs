@@ -7,7 +7,35 @@ use anyhow::{Result, ensure};
 /// What is missing, and the rows that wait for it.
 const PENDING: &[(&str, &[&str])] = &[(
     "device programs",
-    &["no-endpoint-refuses", "policy-local-keeps-client-address"],
+    &[
+        "local-fallback-outside",
+        "zone-hints-narrow-outside",
+        "hints-leave-the-local-set-alone-outside",
+        "internal-local-leaves-other-frontends-alone-outside",
+        "internal-local-holds-for-off-cluster-clients",
+        "another-nodes-node-port-is-cluster",
+        "another-nodes-node-port-is-local",
+        "another-nodes-node-port-is-local-for-pods",
+        "external-cluster-outside",
+        "external-local-outside",
+        "external-local-without-endpoint-drops-outside",
+        "changed-external-policy-holds-for-new-connections",
+        "no-endpoint-refuses-outside",
+        "policy-local-without-any-endpoint-refuses-outside",
+        "dropped-syn-is-retransmitted-with-success-outside",
+        "dropped-datagram-leaves-no-state-outside",
+        "policy-local-keeps-client-address",
+        "policy-cluster-keeps-client-address-for-local-backends",
+        "policy-cluster-hides-client-from-remote-backends",
+        "only-clients-in-a-range-are-served-outside",
+        "source-ranges-concern-load-balancer-ips-only-outside",
+        "off-cluster-client-of-a-cluster-ip-is-served",
+        "off-cluster-client-is-hidden-from-remote-backends",
+        "off-cluster-client-keeps-its-address-for-local-backends",
+        "client-stays-with-its-backend-outside",
+        "affinity-lets-go-of-an-unusable-backend-outside",
+        "affinity-stays-within-the-local-set-outside",
+    ],
 )];
 
 /// What a row waits for.

@@ -1,16 +1,30 @@
 //! The rows, a file per chapter of semantics.md. Each says what the text says;
 //! no row is written after what a proxy does.
 
+mod addresses;
+mod affinity;
 mod endpoints;
+mod policies;
+mod refusals;
+mod source_ranges;
+mod topology;
 
 use crate::row::Row;
 
 /// All rows, in the order of the rules.
 pub(crate) fn all() -> Vec<Row> {
-    let mut rows = [endpoints::rows()]
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>();
+    let mut rows = [
+        endpoints::rows(),
+        topology::rows(),
+        policies::rows(),
+        refusals::rows(),
+        addresses::rows(),
+        source_ranges::rows(),
+        affinity::rows(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect::<Vec<_>>();
     rows.sort_by_key(|row| row.rule);
     rows
 }

@@ -117,6 +117,12 @@ impl<'w> Stage<'w> {
             .lb_ip(&self.own.lb_ip(self.family))
     }
 
+    /// A Service with every kind of frontend, each of them the row's own.
+    pub(crate) fn full_service(&self, name: &str) -> Service {
+        self.load_balancer(name)
+            .external_ips(&[&self.own.external_ip(self.family)])
+    }
+
     /// A slice of a Service, named for it, in the row's family, with the ports
     /// `http` and `udp`, still without endpoints.
     pub(crate) fn slice(&self, service: &str) -> Slice {
@@ -191,10 +197,24 @@ impl<'w> Stage<'w> {
         self.world.api.delete(kind, &self.space, &id.name, None)
     }
 
+    /// Changes a node's zone; `None` takes the label away. Proxies follow `soon`.
+    pub(crate) fn label_zone(&self, node: &str, zone: Option<&str>) -> Result<()> {
+        if self
+            .fault
+            .is_some_and(|it| it.swallows(Kind::Node, true, false))
+        {
+            return Ok(());
+        }
+        let labels = json!({ "topology.kubernetes.io/zone": zone });
+        let patch = json!({ "metadata": { "labels": labels } });
+        self.world.api.patch(Kind::Node, "", node, &patch)?;
+        Ok(())
+    }
+
     /// Waits until every proxy follows the API.
     pub(crate) fn settle(&self) -> Result<()> {
         if self.unsettled.replace(false) {
-            self.world.settle(self.troupe, &self.space)?;
+            self.world.settle(self.troupe, &self.space, self.family)?;
         }
         Ok(())
     }
@@ -225,6 +245,12 @@ impl Stage<'_> {
     /// The row's NodePort on a node's LAN address.
     pub(crate) fn node_port(&self, node: &str) -> String {
         join(&self.node_address(node), self.own.node_port())
+    }
+
+    /// The row's external frontends as a client meets them that comes by a node:
+    /// its NodePort, the LoadBalancer IP, the externalIP.
+    pub(crate) fn external(&self, node: &str) -> [String; 3] {
+        [self.node_port(node), self.lb_ip(), self.external_ip()]
     }
 
     /// A node's LAN address.
@@ -330,7 +356,9 @@ impl Stage<'_> {
     pub(crate) fn soon(&self, what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
         self.settle()?;
         let mut last = Ok(());
-        let outcome = eventually(PATIENCE, || {
+        // A wrong lab stays wrong.
+        let patience = self.fault.map_or(PATIENCE, |_| PATIENCE / 5);
+        let outcome = eventually(patience, || {
             last = check();
             match &last {
                 Ok(()) => Ok(()),

@@ -22,6 +22,9 @@ const START: Duration = Duration::from_secs(60);
 /// tried is the outcome; the two seconds of the rules are the cluster tier's.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// The nodes and the zones that they are in.
+pub(crate) const ZONES: [(&str, &str); 3] = [("n1", "za"), ("n2", "zb"), ("n3", "zc")];
+
 /// Ranges of frontends that are no node's addresses, all behind a node for an
 /// outside client.
 const ROUTED: [&str; 6] = [
@@ -87,8 +90,8 @@ impl World {
         }
         self.wait_for_api()?;
         self.plane.grant(&self.api)?;
-        for (node, zone) in self.lab.nodes().iter().zip(["za", "zb", "zc"]) {
-            let object = self.lab.node_manifest(node.name()).zone(zone).to_json();
+        for (node, zone) in ZONES {
+            let object = self.lab.node_manifest(node).zone(zone).to_json();
             self.api.create(Kind::Node, "", &object)?;
         }
         for node in self.lab.nodes() {
@@ -219,16 +222,17 @@ impl World {
         }
     }
 
-    /// Returns when every running proxy has programmed what was written so far.
+    /// Returns when every running proxy has programmed what was written so far in
+    /// a family; a proxy may follow each at its own pace.
     ///
     /// Black box: a marker Service with a slice of its own appears, and every
     /// node must reach it. Once is not enough, since it may be programmed ahead
     /// of others of its batch; a second one is in a later batch.
-    pub(crate) fn settle(&self, troupe: &Troupe, space: &str) -> Result<()> {
+    pub(crate) fn settle(&self, troupe: &Troupe, space: &str, family: Family) -> Result<()> {
         for _ in 0..2 {
             let numbers = self.numbers();
             let name = format!("settle-{}", numbers.number);
-            let to = self.mark(space, &name, &numbers)?;
+            let to = self.mark(space, &name, &numbers.cluster_ip(family))?;
             for (host, node) in troupe.hosts().into_iter().zip(self.lab.nodes()) {
                 if self.has_proxy(node.name()) {
                     eventually(PATIENCE, || {
@@ -245,19 +249,17 @@ impl World {
         Ok(())
     }
 
-    fn mark(&self, space: &str, name: &str, numbers: &Numbers) -> Result<String> {
-        let ip = numbers.cluster_ip(Family::V4);
+    fn mark(&self, space: &str, name: &str, ip: &str) -> Result<String> {
         let service = lab::manifests::service(name)
             .in_namespace(space)
-            .cluster_ip(&ip)
+            .cluster_ip(ip)
             .port("m", 80, BACKEND_PORT);
-        let slice = lab::manifests::slice(name, name)
-            .in_namespace(space)
-            .port("m", BACKEND_PORT)
-            .ready_endpoints([&self.b1]);
+        let slice = lab::manifests::slice(name, name).in_namespace(space);
+        let slice = if ip.contains(':') { slice.v6() } else { slice };
+        let slice = slice.port("m", BACKEND_PORT).ready_endpoints([&self.b1]);
         self.api.create(Kind::Service, space, &service.to_json())?;
         self.api.create(Kind::Slice, space, &slice.to_json())?;
-        Ok(format!("{ip}:80"))
+        Ok(crate::stage::join(ip, 80))
     }
 }
 
@@ -312,24 +314,36 @@ impl std::ops::Deref for World {
 const MASQUERADE: &str = "inet wrong_lab";
 
 impl World {
-    /// The fault by which backends see the nodes' addresses: every node hides
-    /// whoever talks to a backend.
+    /// The fault by which backends see other addresses: every node hides whoever
+    /// talks to a backend, itself included, behind one more address of its own.
     pub(crate) fn masquerade(&self, on: bool) -> Result<()> {
-        let commands = if on {
-            format!(
-                "table {MASQUERADE} {{ chain post {{ type nat hook postrouting priority 90; \
-                 th dport {BACKEND_PORT} masquerade; }}; }}"
-            )
-        } else {
-            format!("delete table {MASQUERADE}")
-        };
-        for node in self.lab.nodes() {
+        for (number, node) in (1..).zip(self.lab.nodes()) {
+            let (v4, v6) = (
+                format!("192.0.2.6{number}"),
+                format!("2001:db8:2::6{number}"),
+            );
+            let change = if on { "replace" } else { "delete" };
+            // Never the source of the node's own choice.
+            let lifetime = if on { " nodad preferred_lft 0" } else { "" };
+            node.host().ip(&format!(
+                "addr {change} {v4}/32 dev eth0\naddr {change} {v6}/128 dev eth0{lifetime}"
+            ))?;
+            let rules = if on {
+                format!(
+                    "table {MASQUERADE} {{ chain post {{ type nat hook postrouting priority 90; \
+                     meta nfproto ipv4 th dport {BACKEND_PORT} snat to {v4}; \
+                     meta nfproto ipv6 th dport {BACKEND_PORT} snat to {v6}; }}; }}"
+                )
+            } else {
+                format!("delete table {MASQUERADE}")
+            };
             let mut nft = Command::new("nft");
-            let status = node.host().spawn({
-                nft.arg(&commands).stdin(Stdio::null());
-                nft
-            })?;
-            let output = status.wait_with_output().context("wait for nft")?;
+            nft.arg(&rules).stdin(Stdio::null());
+            let output = node
+                .host()
+                .spawn(nft)?
+                .wait_with_output()
+                .context("wait for nft")?;
             ensure!(output.status.success(), "nft on {} failed", node.name());
         }
         Ok(())

@@ -102,22 +102,25 @@ fn connect_nonblocking(
     set_flags(fd, OFlag::O_NONBLOCK)?;
     let first = connect(fd.as_raw_fd(), to);
     dialed.first_errno = first.err().map(crate::socket::name_of);
-    match first {
-        Ok(()) => {}
-        Err(Errno::EINPROGRESS) => {
-            let mut waiting = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
-            let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::MAX);
-            if poll(&mut waiting, timeout).map_err(failure("poll"))? == 0 {
-                return Err(timed_out("connect"));
-            }
-            match getsockopt(fd, sockopt::SocketError).map_err(failure("SO_ERROR"))? {
-                0 => {}
-                raw => return Err(failure("connect")(Errno::from_raw(raw))),
-            }
-        }
-        Err(errno) => return Err(failure("connect")(errno)),
+    let connected = match first {
+        Err(Errno::EINPROGRESS) => wait_connected(fd, timeout_ms),
+        other => other.map_err(failure("connect")),
+    };
+    // Also after a time-out: a held socket goes on connecting, and `Redial` waits for it.
+    set_flags(fd, OFlag::empty())?;
+    connected
+}
+
+fn wait_connected(fd: &OwnedFd, timeout_ms: u64) -> Attempt<()> {
+    let mut waiting = [PollFd::new(fd.as_fd(), PollFlags::POLLOUT)];
+    let timeout = PollTimeout::try_from(timeout_ms).unwrap_or(PollTimeout::MAX);
+    if poll(&mut waiting, timeout).map_err(failure("poll"))? == 0 {
+        return Err(timed_out("connect"));
     }
-    set_flags(fd, OFlag::empty())
+    match getsockopt(fd, sockopt::SocketError).map_err(failure("SO_ERROR"))? {
+        0 => Ok(()),
+        raw => Err(failure("connect")(Errno::from_raw(raw))),
+    }
 }
 
 fn set_flags(fd: &OwnedFd, flags: OFlag) -> Attempt<()> {

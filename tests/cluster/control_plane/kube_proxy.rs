@@ -128,7 +128,7 @@ fn configuration(kubeconfig: &Path, node: &Node, mode: Mode, config: &Value) -> 
         "clientConnection": { "kubeconfig": kubeconfig },
         "hostnameOverride": node.name(),
         "mode": mode.as_str(),
-        "clusterCIDR": "10.244.0.0/16,fd00:244::/48",
+        "clusterCIDR": "10.244.0.0/16,fd00:244::/32",
         "healthzBindAddress": HEALTHZ,
         "metricsBindAddress": METRICS,
         // The limits belong to the machine.

@@ -179,6 +179,9 @@ pub(crate) const SYSCTLS: &[(&str, &str)] = &[
 pub(crate) const FORWARDING: &[(&str, &str)] = &[
     ("net/ipv4/ip_forward", "1"),
     ("net/ipv6/conf/all/forwarding", "1"),
+    // Tests are refused more often than the kernel would tell one client.
+    ("net/ipv4/icmp_ratelimit", "0"),
+    ("net/ipv6/icmp/ratelimit", "0"),
 ];
 
 /// A cable from the switch to a member of one of its LANs.
