@@ -14,8 +14,7 @@ const SILENCE_MS: u64 = 1500;
 /// retransmission only.
 const REFUSAL_MS: u64 = 3500;
 
-// Each client dials each frontend with each transport, of which there are two if
-// none is named.
+// Each client dials each frontend with each transport.
 impl Stage<'_> {
     /// ECONNREFUSED for everybody.
     pub(crate) fn all_refused(
@@ -30,7 +29,12 @@ impl Stage<'_> {
     }
 
     /// Nothing comes back to anybody.
-    pub(crate) fn all_silent(&self, clients: &[&Peer], frontends: &[String]) -> Result<()> {
+    pub(crate) fn all_silent(
+        &self,
+        clients: &[&Peer],
+        transports: &[Transport],
+        frontends: &[String],
+    ) -> Result<()> {
         self.alike(
             clients,
             &Transport::BOTH,
@@ -41,10 +45,15 @@ impl Stage<'_> {
     }
 
     /// An error or silence for everybody.
-    pub(crate) fn all_unanswered(&self, clients: &[&Peer], frontends: &[String]) -> Result<()> {
+    pub(crate) fn all_unanswered(
+        &self,
+        clients: &[&Peer],
+        transports: &[Transport],
+        frontends: &[String],
+    ) -> Result<()> {
         self.alike(
             clients,
-            &Transport::BOTH,
+            transports,
             frontends,
             SILENCE_MS,
             Outcome::unanswered,

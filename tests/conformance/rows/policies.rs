@@ -43,7 +43,7 @@ fn internal() -> Vec<Row> {
             "internal-local-leaves-other-frontends-alone-inside",
             "internalTrafficPolicy Local concerns no NodePort, LoadBalancer IP or externalIP",
             "API ServiceSpec.internalTrafficPolicy (the ClusterIP only)",
-            Fault::PoliciesSwapped,
+            Fault::FirstEndpointOnly,
             internal_local_leaves_others_inside,
         ),
         Row::new(
@@ -232,7 +232,11 @@ fn internal_local_stays(s: &Stage<'_>) -> Result<()> {
 fn internal_local_without_endpoint(s: &Stage<'_>) -> Result<()> {
     s.apply(&s.service("web").internal_local())?;
     s.apply(&s.ready("web", &[&s.world.b2]))?;
-    s.all_unanswered(&[&s.pod1, &s.host1, &s.host3], &[s.cluster_ip()])
+    s.all_unanswered(
+        &[&s.pod1, &s.host1, &s.host3],
+        &Transport::BOTH,
+        &[s.cluster_ip()],
+    )
 }
 
 fn internal_local_leaves_others_inside(s: &Stage<'_>) -> Result<()> {
@@ -240,7 +244,6 @@ fn internal_local_leaves_others_inside(s: &Stage<'_>) -> Result<()> {
     s.apply(&s.ready("web", &[&s.world.b1, &s.world.b2]))?;
     for transport in Transport::BOTH {
         for client in [&s.pod1, &s.host1] {
-            s.only(client, transport, &s.cluster_ip(), &["b1"])?;
             for frontend in s.external("n1") {
                 s.only(client, transport, &frontend, &["b1", "b2"])?;
             }
@@ -279,10 +282,8 @@ fn changed_internal_policy(s: &Stage<'_>) -> Result<()> {
         (cluster, &["b1", "b2"][..]),
     ] {
         s.apply(&service)?;
-        for transport in Transport::BOTH {
-            for client in [&s.pod1, &s.host1] {
-                s.only(client, transport, &s.cluster_ip(), backends)?;
-            }
+        for client in [&s.pod1, &s.host1] {
+            s.only(client, Transport::Tcp, &s.cluster_ip(), backends)?;
         }
     }
     Ok(())
@@ -362,7 +363,7 @@ fn node_port_local_inside(s: &Stage<'_>) -> Result<()> {
 fn node_port_local_without_endpoint_inside(s: &Stage<'_>) -> Result<()> {
     s.apply(&s.node_port_service("web").external_local())?;
     s.apply(&s.ready("web", &[&s.world.b2]))?;
-    s.all_unanswered(&[&s.pod1, &s.host1], &[s.node_port("n1")])
+    s.all_unanswered(&[&s.pod1, &s.host1], &Transport::BOTH, &[s.node_port("n1")])
 }
 
 fn another_node_port_cluster(s: &Stage<'_>) -> Result<()> {
@@ -384,7 +385,7 @@ fn another_node_port_local(s: &Stage<'_>) -> Result<()> {
     for transport in Transport::BOTH {
         s.only(&s.host1, transport, &s.node_port("n2"), &["b2"])?;
     }
-    s.all_silent(&[&s.host1], &[s.node_port("n3")])
+    s.all_silent(&[&s.host1], &Transport::BOTH, &[s.node_port("n3")])
 }
 
 fn another_node_port_local_for_pods(s: &Stage<'_>) -> Result<()> {
@@ -399,7 +400,7 @@ fn another_node_port_local_for_pods(s: &Stage<'_>) -> Result<()> {
             )?;
         }
     }
-    s.all_silent(&[&s.pod1], &[s.node_port("n3")])
+    s.all_silent(&[&s.pod1], &Transport::BOTH, &[s.node_port("n3")])
 }
 
 fn external_cluster_outside(s: &Stage<'_>) -> Result<()> {
@@ -433,7 +434,7 @@ fn external_local_outside(s: &Stage<'_>) -> Result<()> {
 fn external_local_drops_outside(s: &Stage<'_>) -> Result<()> {
     s.apply(&s.full_service("web").external_local())?;
     s.apply(&s.ready("web", &[&s.world.b2]))?;
-    s.all_silent(&[&s.c1], &s.external("n1"))
+    s.all_silent(&[&s.c1], &Transport::BOTH, &s.external("n1"))
 }
 
 fn changed_external_policy(s: &Stage<'_>) -> Result<()> {
@@ -445,10 +446,8 @@ fn changed_external_policy(s: &Stage<'_>) -> Result<()> {
         (cluster, &["b1", "b2"][..]),
     ] {
         s.apply(&service)?;
-        for transport in Transport::BOTH {
-            for frontend in s.external("n1") {
-                s.only(&s.c1, transport, &frontend, backends)?;
-            }
+        for frontend in s.external("n1") {
+            s.only(&s.c1, Transport::Tcp, &frontend, backends)?;
         }
     }
     Ok(())

@@ -125,14 +125,14 @@ fn only_in_range_inside(s: &Stage<'_>) -> Result<()> {
     )?;
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     served(s, &[&s.pod1])?;
-    s.all_unanswered(&[&s.pod2, &s.host1], &[s.lb_ip()])
+    s.all_unanswered(&[&s.pod2, &s.host1], &Transport::BOTH, &[s.lb_ip()])
 }
 
 fn only_in_range_outside(s: &Stage<'_>) -> Result<()> {
     s.apply(&s.load_balancer("web").source_ranges(&[&range_of(s, &s.c1)]))?;
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     served(s, &[&s.c1])?;
-    s.all_silent(&[&s.c2], &[s.lb_ip()])
+    s.all_silent(&[&s.c2], &Transport::BOTH, &[s.lb_ip()])
 }
 
 fn ranges_with_external_local(s: &Stage<'_>) -> Result<()> {
@@ -143,7 +143,7 @@ fn ranges_with_external_local(s: &Stage<'_>) -> Result<()> {
     )?;
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     served(s, &[&s.pod2])?;
-    s.all_unanswered(&[&s.pod1, &s.host1], &[s.lb_ip()])
+    s.all_unanswered(&[&s.pod1, &s.host1], &Transport::BOTH, &[s.lb_ip()])
 }
 
 fn other_frontends_inside(s: &Stage<'_>) -> Result<()> {
@@ -178,7 +178,7 @@ fn blanks(s: &Stage<'_>) -> Result<()> {
     s.apply(&s.load_balancer("web").source_ranges(&[&range]))?;
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     served(s, &[&s.pod1])?;
-    s.all_unanswered(&[&s.pod2], &[s.lb_ip()])
+    s.all_unanswered(&[&s.pod2], &Transport::BOTH, &[s.lb_ip()])
 }
 
 fn other_family(s: &Stage<'_>) -> Result<()> {
@@ -192,7 +192,7 @@ fn other_family(s: &Stage<'_>) -> Result<()> {
     served(s, &[&s.pod1, &s.pod2, &s.host1])?;
     s.apply(&service.source_ranges(&[other, &range_of(s, &s.pod1)]))?;
     served(s, &[&s.pod1])?;
-    s.all_unanswered(&[&s.pod2], &[s.lb_ip()])
+    s.all_unanswered(&[&s.host2], &Transport::BOTH, &[s.lb_ip()])
 }
 
 fn everybody(s: &Stage<'_>) -> Result<()> {
@@ -215,19 +215,22 @@ fn node_in_range(s: &Stage<'_>) -> Result<()> {
     )?;
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     served(s, &[&s.host1])?;
-    s.all_unanswered(&[&s.pod1], &[s.lb_ip()])
+    s.all_unanswered(&[&s.pod1], &Transport::BOTH, &[s.lb_ip()])
 }
 
 fn changed_ranges(s: &Stage<'_>) -> Result<()> {
     let open = s.load_balancer("web");
+    let connects = |client: &Peer| s.only(client, Transport::Tcp, &s.lb_ip(), &["b1"]);
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     s.apply(&open)?;
-    served(s, &[&s.pod1, &s.pod2])?;
+    connects(&s.pod1)?;
+    connects(&s.pod2)?;
     for (inside, outside) in [(&s.pod1, &s.pod2), (&s.pod2, &s.pod1)] {
         s.apply(&open.clone().source_ranges(&[&range_of(s, inside)]))?;
-        served(s, &[inside])?;
-        s.all_unanswered(&[outside], &[s.lb_ip()])?;
+        connects(inside)?;
+        s.all_unanswered(&[outside], &[Transport::Tcp], &[s.lb_ip()])?;
     }
     s.apply(&open)?;
-    served(s, &[&s.pod1, &s.pod2])
+    connects(&s.pod1)?;
+    connects(&s.pod2)
 }
