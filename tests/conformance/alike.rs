@@ -35,13 +35,9 @@ impl Stage<'_> {
         transports: &[Transport],
         frontends: &[String],
     ) -> Result<()> {
-        self.alike(
-            clients,
-            &Transport::BOTH,
-            frontends,
-            SILENCE_MS,
-            |outcome| outcome.failed_with("TIMEOUT"),
-        )
+        self.alike(clients, transports, frontends, SILENCE_MS, |outcome| {
+            outcome.failed_with("TIMEOUT")
+        })
     }
 
     /// An error or silence for everybody.
