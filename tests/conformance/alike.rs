@@ -2,17 +2,9 @@
 //! refusals take a second or more each.
 
 use crate::check::judged;
-use crate::stage::Stage;
+use crate::stage::{REFUSAL_MS, SILENCE_MS, Stage};
 use anyhow::{Context, Result, anyhow};
 use lab::{Dial, Outcome, Peer, Transport};
-
-/// How long nothing may come back before it counts as silence: it covers the
-/// first retransmission of a SYN.
-const SILENCE_MS: u64 = 1500;
-
-/// How long a refusal may take: the kernel may act on an ICMP error at a
-/// retransmission only.
-const REFUSAL_MS: u64 = 3500;
 
 // Each client dials each frontend with each transport.
 impl Stage<'_> {

@@ -21,7 +21,12 @@ use std::net::SocketAddr;
 
 /// How long nothing may come back before it counts as silence: it covers the
 /// first retransmission of a SYN.
-const SILENCE_MS: u64 = 1500;
+pub(crate) const SILENCE_MS: u64 = 1500;
+
+/// How long a refusal may take: a veth answers within the call that sends the
+/// SYN, while the socket is locked, and the kernel then acts on an ICMP error at
+/// the retransmission only.
+pub(crate) const REFUSAL_MS: u64 = 3500;
 
 /// See the module.
 pub(crate) struct Stage<'w> {
@@ -335,10 +340,10 @@ impl Stage<'_> {
 
     /// ECONNREFUSED.
     pub(crate) fn refused(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
-        // A veth answers within the call that sends the SYN, while the socket is
-        // locked: the kernel then acts on an ICMP error at the retransmission only.
-        let outcome = self.dial(from, transport, to)?;
-        judged(outcome.failed_with("ECONNREFUSED"))
+        self.settle()?;
+        let mut dial = Dial::new(transport, socket_address(to)?);
+        dial.timeout_ms = REFUSAL_MS;
+        judged(from.dial(dial)?.failed_with("ECONNREFUSED"))
     }
 
     /// Nothing comes back.

@@ -4,7 +4,7 @@ use crate::check::judged;
 use crate::fault::Fault;
 use crate::proxy::Proxy;
 use crate::row::{Row, Why};
-use crate::stage::Stage;
+use crate::stage::{REFUSAL_MS, SILENCE_MS, Stage};
 use anyhow::Result;
 use lab::{Dial, Outcome, Peer, Transport};
 
@@ -214,7 +214,7 @@ fn from_own_port(s: &Stage<'_>, from: &Peer, transport: Transport, to: &str) -> 
     let port = s.own.node_port() - 10_000;
     let mut dial = Dial::new(transport, to.parse()?);
     dial.from = Some(s.port_of(from, port).parse()?);
-    dial.timeout_ms = 1500;
+    dial.timeout_ms = SILENCE_MS;
     Ok(dial)
 }
 
@@ -224,7 +224,7 @@ fn refusal_leaves_no_state(s: &Stage<'_>) -> Result<()> {
     s.settle()?;
     for transport in Transport::BOTH {
         let mut dial = from_own_port(s, &s.pod1, transport, &s.cluster_ip())?;
-        dial.timeout_ms = 3500;
+        dial.timeout_ms = REFUSAL_MS;
         judged(s.pod1.dial(dial)?.failed_with("ECONNREFUSED"))?;
     }
     s.apply(&s.ready("web", &[&s.world.b2]))?;
