@@ -210,10 +210,7 @@ impl<'w> Stage<'w> {
         {
             return Ok(());
         }
-        let labels = json!({ "topology.kubernetes.io/zone": zone });
-        let patch = json!({ "metadata": { "labels": labels } });
-        self.world.api.patch(Kind::Node, "", node, &patch)?;
-        Ok(())
+        self.world.label_zone(node, zone)
     }
 
     /// Waits until every proxy follows the API.

@@ -156,6 +156,9 @@ impl World {
                 node.start_agent()
             }
             Some(mode) => {
+                // Labels that the Node has by now may be lost on it: in server.go
+                // the handler registers when their event may be over.
+                self.label_zone(node.name(), None)?;
                 let started = KubeProxy::start(&self.plane, node, mode, kube_proxy)?;
                 self.kube_proxies().insert(node.name().to_owned(), started);
                 Ok(())
@@ -189,12 +192,22 @@ impl World {
         let node = self.lab.node(node);
         match self.proxy.mode() {
             None => node.wait_healthy(),
-            Some(_) => self
-                .kube_proxies()
-                .get_mut(node.name())
-                .with_context(|| format!("{} has no kube-proxy", node.name()))?
-                .wait_healthy(node),
+            Some(_) => {
+                self.kube_proxies()
+                    .get_mut(node.name())
+                    .with_context(|| format!("{} has no kube-proxy", node.name()))?
+                    .wait_healthy(node)?;
+                let zone = ZONES.iter().find(|(of, _)| *of == node.name());
+                self.label_zone(node.name(), zone.map(|it| it.1))
+            }
         }
+    }
+
+    /// Changes a node's zone; `None` takes the label away.
+    pub(crate) fn label_zone(&self, node: &str, zone: Option<&str>) -> Result<()> {
+        let labels = json!({ "topology.kubernetes.io/zone": zone });
+        let patch = json!({ "metadata": { "labels": labels } });
+        self.api.patch(Kind::Node, "", node, &patch).map(drop)
     }
 
     fn kube_proxies(&self) -> MutexGuard<'_, BTreeMap<String, KubeProxy>> {

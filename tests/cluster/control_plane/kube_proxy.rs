@@ -17,6 +17,9 @@ pub(crate) const USER: &str = "system:kube-proxy";
 const HEALTHZ: &str = "0.0.0.0:10256";
 const METRICS: &str = "127.0.0.1:10249";
 
+/// The metric that a family has from its first sync on.
+const SYNCED: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{";
+
 /// The programs of iptables mode. Debian's are iptables-nft, which takes
 /// minutes for what the legacy ones do in seconds.
 const IPTABLES: [&str; 6] = [
@@ -91,6 +94,10 @@ impl KubeProxy {
             }
             let answer = node.http_get("http://127.0.0.1:10256/healthz")?;
             ensure!(answer.status == 200, "/healthz says {}", answer.status);
+            // It says so as well before it has done anything.
+            let metrics = node.http_get(&format!("http://{METRICS}/metrics"))?.body;
+            let synced = metrics.lines().filter(|line| line.starts_with(SYNCED));
+            ensure!(synced.count() == 2, "a family is not programmed yet");
             Ok(Ok(()))
         });
         healthy.flatten().with_context(|| {
