@@ -5,6 +5,7 @@
 //! once when idle, and in a burst as many together as arrived during the last
 //! publish. The kernel's waits for readers run beside the loop.
 
+mod opt_outs;
 mod retry;
 mod upgrade;
 
@@ -15,7 +16,7 @@ use crate::observe::{Health, Metrics, serve_health, serve_metrics};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Change, KernelError, Publisher, Retired};
 use crate::resolve;
-use crate::sockets::{self, Clients};
+use crate::sockets::{self, Clients, OptOuts};
 use crate::source::kube::KubeOptions;
 use crate::source::{self, Event};
 use crate::store::Store;
@@ -24,6 +25,7 @@ use k8s_openapi::jiff::Timestamp;
 use retry::Retry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::signal::unix::{SignalKind, signal};
@@ -82,6 +84,7 @@ pub async fn run(config: Config) -> Result<()> {
         sweep_due: false,
         sweep_at: None,
         clients: None,
+        opt_outs: None,
         reported: BTreeMap::new(),
         local_addresses: None,
         serving: None,
@@ -150,6 +153,8 @@ struct Agent {
     sweep_at: Option<tokio::time::Instant>,
     /// Once a Service has source ranges.
     clients: Option<Clients>,
+    /// Once it is known which Pods opt out.
+    opt_outs: Option<OptOuts>,
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
     /// `None` until they have been read.
@@ -228,11 +233,14 @@ impl Agent {
 
     /// Publishes what is marked, once the first complete lists are in, and the
     /// addresses of this node: without them NodePorts would go for an instant.
+    /// Who opts out comes first: nothing of theirs is translated.
     fn publish(&mut self) -> Result<()> {
         self.health.set_node_leaving(self.store.is_leaving());
-        if !self.store.complete() || self.local_addresses.is_none() {
+        let listed = self.store.complete() && self.store.opt_outs_settled();
+        if !listed || self.local_addresses.is_none() {
             return Ok(());
         }
+        self.follow_opt_outs();
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
         dirty.extend(self.retry.take_due(tokio::time::Instant::now()));
         if !self.pruned {
@@ -289,14 +297,20 @@ impl Agent {
         match &self.clients {
             Some(clients) => clients.set_wanted(wanted),
             None if wanted => {
-                // The map stays the same when its pin moves.
-                let pin_dir = &self.config.attach.pin_dir;
-                let upgrade = self.upgrade.as_ref();
-                let maps = upgrade.map_or_else(|| pin_dir.clone(), |it| it.upgrade.maps());
-                self.clients = Some(Clients::start(pin_dir, &maps));
+                let (pin_dir, maps) = self.map_dirs();
+                self.clients = Some(Clients::start(&pin_dir, &maps));
             }
             None => {}
         }
+    }
+
+    /// The pin directory, and where the maps that are published into are pinned
+    /// now. A map stays the same when its pin moves.
+    fn map_dirs(&self) -> (PathBuf, PathBuf) {
+        let pin_dir = self.config.attach.pin_dir.clone();
+        let upgrade = self.upgrade.as_ref();
+        let maps = upgrade.map_or_else(|| pin_dir.clone(), |it| it.upgrade.maps());
+        (pin_dir, maps)
     }
 
     /// Changes over to new maps once they are complete.

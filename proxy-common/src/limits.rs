@@ -32,6 +32,10 @@ pub const SOURCE_RANGES_MAX: u32 = 65_536;
 /// Network namespaces whose address is known (about 1 MiB).
 pub const NETNS_MAX: u32 = 8_192;
 
+/// Network namespaces of Pods that opt out of socket translation (about 0.1 MiB);
+/// a node runs far fewer Pods.
+pub const OPT_OUTS_MAX: u32 = 1_024;
+
 /// Addresses of this node that serve NodePorts.
 pub const NODE_ADDRESSES_MAX: u32 = 65_536;
 

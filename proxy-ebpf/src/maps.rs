@@ -62,6 +62,10 @@ static SOURCE_RANGES: LpmTrie<SourceRange, u32, { limits::SOURCE_RANGES_MAX as u
 static NETNS_ADDRESSES: HashMap<u64, NetnsAddresses, { limits::NETNS_MAX as usize }> =
     HashMap::new();
 
+/// Network namespaces whose sockets are left alone, by cookie.
+#[btf_map(name = "opt_outs")]
+static OPT_OUTS: HashMap<u64, u32, { limits::OPT_OUTS_MAX as usize }> = HashMap::new();
+
 #[btf_map(name = "affinity")]
 static AFFINITY: LruHashMap<AffinityKey, Affinity, { limits::AFFINITY_MAX as usize }> =
     LruHashMap::new();
@@ -336,6 +340,12 @@ impl Maps for SocketMaps<'_> {
 pub fn netns_cookie(ctx: &SockAddrContext) -> u64 {
     // SAFETY: `ctx` is this program's context.
     unsafe { bpf_get_netns_cookie(ctx.as_ptr()) }
+}
+
+/// Whether the socket's network namespace opts out of translation (rule 36).
+#[inline(always)]
+pub fn opts_out(ctx: &SockAddrContext) -> bool {
+    OPT_OUTS.get_ptr(netns_cookie(ctx)).is_some()
 }
 
 /// Whether the socket is in the host's network namespace.

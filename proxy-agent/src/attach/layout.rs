@@ -82,6 +82,7 @@ impl Pinned {
             Content::Sockets => self
                 .layout
                 .is_some_and(|it| it.sockets == Layout::OURS.sockets),
+            Content::Namespaces => self.layout.is_some(),
         };
         same_meaning && self.maps.get(spec.name) == Some(&spec.shape())
     }
@@ -208,6 +209,7 @@ mod tests {
             "drop_stats",
             "socket_flows",
             "udp_flows",
+            "opt_outs",
         ] {
             assert!(kept.contains(&name), "{name}");
         }
@@ -215,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn another_layout_of_the_same_size_is_foreign_and_keeps_what_sockets_know() {
+    fn another_layout_of_the_same_size_is_foreign_and_keeps_what_does_not_depend_on_it() {
         let mut pinned = ours();
         pinned.layout = Some(Layout {
             maps: Layout::OURS.maps.wrapping_add(1),
@@ -224,7 +226,7 @@ mod tests {
         assert_eq!(differences(&pinned, &MapSizes::default()).len(), 1);
         let foreign = unreadable_maps(&pinned).unwrap();
         assert!(foreign.reason.contains("layout version"), "{foreign:?}");
-        assert_eq!(kept(&pinned), ["socket_flows", "udp_flows"]);
+        assert_eq!(kept(&pinned), ["socket_flows", "udp_flows", "opt_outs"]);
     }
 
     #[test]

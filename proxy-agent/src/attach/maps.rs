@@ -42,6 +42,8 @@ pub enum Content {
     Referring,
     /// The sockets' own: kept as long as their layout is the same.
     Sockets,
+    /// Of this node's namespaces, in terms that every build shares: kept if it fits.
+    Namespaces,
 }
 
 /// One map of the object.
@@ -184,11 +186,14 @@ fn remembered(sizes: &MapSizes) -> Vec<MapSpec> {
     );
     let socket_flows = ("socket_flows", SkStorage, 4, size_of::<SocketFlow>(), 0);
     let udp_flows = ("udp_flows", SkStorage, 4, size_of::<UdpFlows>(), 0);
+    let opt_outs = ("opt_outs", Hash, 8, 4, limits::OPT_OUTS_MAX);
     let referring = [affinity, udp_sockets, drop_stats, netns_addresses];
     let sockets = [socket_flows, udp_flows];
     let referring = referring.map(|columns| spec(Content::Referring, columns));
     let sockets = sockets.map(|columns| spec(Content::Sockets, columns));
-    referring.into_iter().chain(sockets).collect()
+    let opt_outs = spec(Content::Namespaces, opt_outs);
+    let all = referring.into_iter().chain(sockets);
+    all.chain([opt_outs]).collect()
 }
 
 fn spec(

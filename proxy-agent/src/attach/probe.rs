@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// Stores the cookie of the agent's namespace as the host's.
 pub(super) fn find_host(pin_dir: &Path) -> Result<u64> {
@@ -25,8 +26,11 @@ pub(super) fn find_host(pin_dir: &Path) -> Result<u64> {
 }
 
 /// The cookie of the calling thread's namespace, if the programs run for it:
-/// connects a UDP socket to loopback, which sends no packet.
+/// connects a UDP socket to loopback, which sends no packet. One thread at a time:
+/// there is one question and one answer.
 pub fn observed_netns_cookie(pin_dir: &Path) -> Result<Option<u64>> {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).context("opening the probe socket")?;
     let probe = sys::socket_option(socket.as_fd(), libc::SO_COOKIE).context("reading SO_COOKIE")?;
     update_settings(pin_dir, |settings| {

@@ -43,7 +43,7 @@ pub(super) fn narrow<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
 /// The name of a namespaced object; a manifest without a namespace is in
 /// `default`, as with kubectl. `None` without a name, or with one that no API
 /// server would take: `namespace/name:port` must stay readable in map `services`.
-pub(super) fn namespaced_name(meta: &ObjectMeta, interner: &mut Interner) -> Option<ObjectName> {
+pub(crate) fn namespaced_name(meta: &ObjectMeta, interner: &mut Interner) -> Option<ObjectName> {
     let is_name = |text: &str| !text.contains(['/', ':', '\0']);
     let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
     let namespace = meta
@@ -52,6 +52,12 @@ pub(super) fn namespaced_name(meta: &ObjectMeta, interner: &mut Interner) -> Opt
         .filter(|namespace| !namespace.is_empty())
         .unwrap_or("default");
     (is_name(name) && is_name(namespace)).then(|| ObjectName::new(interner.intern(namespace), name))
+}
+
+/// The name of an object in no namespace; `None` if it has none.
+pub(crate) fn cluster_name(meta: &ObjectMeta) -> Option<ObjectName> {
+    let name = meta.name.as_deref().filter(|name| !name.is_empty())?;
+    Some(ObjectName::new("", name))
 }
 
 /// A label that is set and not empty.

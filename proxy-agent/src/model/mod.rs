@@ -11,6 +11,7 @@ mod ip;
 mod meta;
 mod name;
 mod node;
+mod opt_out;
 mod service;
 mod slice;
 #[cfg(test)]
@@ -18,8 +19,10 @@ mod tests;
 mod warning;
 
 pub use ip::Family;
+pub(crate) use meta::{cluster_name, namespaced_name};
 pub use name::{Interner, ObjectName};
 pub use node::{Node, RawNode};
+pub use opt_out::{Namespace, Pod, SOCKET_TRANSLATION, SocketTranslation};
 pub use service::{RawService, Service, ServicePort, ServiceType};
 pub use slice::{Endpoint, EndpointSlice, Hints, RawEndpointSlice, SlicePort};
 pub use warning::{Kind, Reason, Warning};

@@ -64,12 +64,7 @@ meta::resource!(
 impl RawNode {
     /// The Node's name; `None` if it has none.
     pub fn object_name(&self) -> Option<ObjectName> {
-        let name = self
-            .metadata
-            .name
-            .as_deref()
-            .filter(|name| !name.is_empty())?;
-        Some(ObjectName::new("", name))
+        meta::cluster_name(&self.metadata)
     }
 
     /// The Node as we keep it.

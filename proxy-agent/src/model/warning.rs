@@ -11,11 +11,21 @@ pub enum Kind {
     EndpointSlice,
     /// `v1/Node`.
     Node,
+    /// `v1/Pod`.
+    Pod,
+    /// `v1/Namespace`.
+    Namespace,
 }
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::Node];
+    pub const ALL: [Self; 5] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Node,
+        Self::Pod,
+        Self::Namespace,
+    ];
 
     /// The kind as manifests spell it.
     pub fn as_str(self) -> &'static str {
@@ -23,6 +33,8 @@ impl Kind {
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::Node => "Node",
+            Self::Pod => "Pod",
+            Self::Namespace => "Namespace",
         }
     }
 }

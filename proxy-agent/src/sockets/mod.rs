@@ -9,8 +9,10 @@
 mod clients;
 mod diag;
 mod netns;
+mod opt_outs;
 
 pub use clients::Clients;
+pub use opt_outs::OptOuts;
 
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Kernel, KernelError};

@@ -50,9 +50,15 @@ pub(super) fn enter_each(
     Ok(())
 }
 
-/// Enters a namespace; returns its cookie, as programs see it.
-fn enter(file: &File, pin_dir: &Path) -> Result<u64> {
+/// Enters a namespace; returns its cookie, as programs see it. As for
+/// [`enter_each`], the thread must be one for this alone.
+pub(super) fn enter(file: &File, pin_dir: &Path) -> Result<u64> {
     setns(file, CloneFlags::CLONE_NEWNET).context("setns (it takes CAP_SYS_ADMIN)")?;
+    cookie(pin_dir)
+}
+
+/// The cookie of the calling thread's namespace, as programs see it.
+pub(super) fn cookie(pin_dir: &Path) -> Result<u64> {
     // Not bound: the namespace may have no port left.
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket =
@@ -69,14 +75,18 @@ fn enter(file: &File, pin_dir: &Path) -> Result<u64> {
 /// Our own first, then named ones, then those of processes.
 fn candidates() -> impl Iterator<Item = PathBuf> {
     let named = children("/run/netns");
+    std::iter::once(PathBuf::from("/proc/self/ns/net"))
+        .chain(named)
+        .chain(processes().map(|path| path.join("ns/net")))
+}
+
+/// The directories of all processes that we see.
+pub(super) fn processes() -> impl Iterator<Item = PathBuf> {
     let is_process = |path: &PathBuf| {
         let name = path.file_name().map(|name| name.as_encoded_bytes());
         name.is_some_and(|name| name.first().is_some_and(u8::is_ascii_digit))
     };
-    let processes = children("/proc").filter(is_process);
-    std::iter::once(PathBuf::from("/proc/self/ns/net"))
-        .chain(named)
-        .chain(processes.map(|path| path.join("ns/net")))
+    children("/proc").filter(is_process)
 }
 
 /// What is in a directory; nothing if there is none.

@@ -8,9 +8,11 @@ pub mod manifests;
 pub mod node_addresses;
 
 use crate::model::{
-    EndpointSlice, Interner, Kind, Node, ObjectName, RawEndpointSlice, RawNode, RawService,
+    self, EndpointSlice, Interner, Kind, Node, ObjectName, RawEndpointSlice, RawNode, RawService,
     Service, Warning,
 };
+use ::kube::core::PartialObjectMeta;
+use k8s_openapi::api::core::v1 as core;
 
 /// What a source tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub enum Event {
     /// The list is complete: objects of the kind that were not applied since
     /// [`Event::Begin`] are gone.
     Done(Kind),
+    /// The kind cannot be listed for now: what was known of it stays.
+    Unavailable(Kind),
     /// Something in an object is not used.
     Warning(Warning),
 }
@@ -89,6 +93,35 @@ impl Raw for RawNode {
     }
 }
 
+impl Raw for PartialObjectMeta<core::Pod> {
+    const KIND: Kind = Kind::Pod;
+
+    fn name(&self, interner: &mut Interner) -> Option<ObjectName> {
+        model::namespaced_name(&self.metadata, interner)
+    }
+
+    fn into_object(self, name: ObjectName, _: &mut Interner) -> (Option<Object>, Vec<Warning>) {
+        let (pod, warning) = model::Pod::new(name, &self.metadata);
+        (pod.map(Object::Pod), warning.into_iter().collect())
+    }
+}
+
+impl Raw for PartialObjectMeta<core::Namespace> {
+    const KIND: Kind = Kind::Namespace;
+
+    fn name(&self, _: &mut Interner) -> Option<ObjectName> {
+        model::cluster_name(&self.metadata)
+    }
+
+    fn into_object(self, name: ObjectName, _: &mut Interner) -> (Option<Object>, Vec<Warning>) {
+        let (namespace, warning) = model::Namespace::new(name, &self.metadata);
+        (
+            Some(Object::Namespace(namespace)),
+            warning.into_iter().collect(),
+        )
+    }
+}
+
 /// An object of any kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Object {
@@ -98,6 +131,10 @@ pub enum Object {
     Slice(EndpointSlice),
     /// A Node.
     Node(Node),
+    /// A Pod, for its opt-out.
+    Pod(model::Pod),
+    /// A Namespace, for its opt-out.
+    Namespace(model::Namespace),
 }
 
 impl Object {
@@ -107,6 +144,8 @@ impl Object {
             Self::Service(_) => Kind::Service,
             Self::Slice(_) => Kind::EndpointSlice,
             Self::Node(_) => Kind::Node,
+            Self::Pod(_) => Kind::Pod,
+            Self::Namespace(_) => Kind::Namespace,
         }
     }
 
@@ -116,6 +155,8 @@ impl Object {
             Self::Service(service) => &service.name,
             Self::Slice(slice) => &slice.name,
             Self::Node(node) => &node.name,
+            Self::Pod(pod) => &pod.name,
+            Self::Namespace(namespace) => &namespace.name,
         }
     }
 }

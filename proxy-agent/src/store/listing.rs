@@ -9,6 +9,8 @@ pub(super) struct Listings {
     services: Listing,
     slices: Listing,
     nodes: Listing,
+    pods: Listing,
+    namespaces: Listing,
 }
 
 #[derive(Debug, Default)]
@@ -16,6 +18,7 @@ struct Listing {
     /// Names seen since the list began; `None` between lists.
     seen: Option<HashSet<ObjectName>>,
     complete: bool,
+    unavailable: bool,
 }
 
 impl Listings {
@@ -41,10 +44,26 @@ impl Listings {
 
     /// Whether a list of this kind was ever complete.
     pub(super) fn complete(&self, kind: Kind) -> bool {
+        self.of(kind).complete
+    }
+
+    /// The kind cannot be listed for now.
+    pub(super) fn unavailable(&mut self, kind: Kind) {
+        self.of_mut(kind).unavailable = true;
+    }
+
+    /// Whether a list of this kind was ever complete, or found to be unavailable.
+    pub(super) fn settled(&self, kind: Kind) -> bool {
+        self.of(kind).complete || self.of(kind).unavailable
+    }
+
+    fn of(&self, kind: Kind) -> &Listing {
         match kind {
-            Kind::Service => self.services.complete,
-            Kind::EndpointSlice => self.slices.complete,
-            Kind::Node => self.nodes.complete,
+            Kind::Service => &self.services,
+            Kind::EndpointSlice => &self.slices,
+            Kind::Node => &self.nodes,
+            Kind::Pod => &self.pods,
+            Kind::Namespace => &self.namespaces,
         }
     }
 
@@ -53,6 +72,8 @@ impl Listings {
             Kind::Service => &mut self.services,
             Kind::EndpointSlice => &mut self.slices,
             Kind::Node => &mut self.nodes,
+            Kind::Pod => &mut self.pods,
+            Kind::Namespace => &mut self.namespaces,
         }
     }
 }

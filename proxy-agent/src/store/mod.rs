@@ -8,6 +8,7 @@
 
 mod counts;
 mod listing;
+mod opt_outs;
 mod slices;
 #[cfg(test)]
 mod tests;
@@ -15,8 +16,11 @@ mod tests;
 use crate::model::{EndpointSlice, Kind, Node, ObjectName, Service};
 use crate::resolve::NodeView;
 use crate::source::{Event, Object};
+pub use opt_outs::OptedOut;
+
 use counts::AddressCounts;
 use listing::Listings;
+use opt_outs::OptOuts;
 use slices::Slices;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -35,6 +39,7 @@ pub struct Store {
     /// endpoint with such an address would be translated twice (semantics 5).
     cluster_ips: AddressCounts,
     with_source_ranges: BTreeSet<ObjectName>,
+    opt_outs: OptOuts,
     listings: Listings,
     dirty: BTreeSet<ObjectName>,
 }
@@ -55,6 +60,7 @@ impl Store {
             slices: Slices::default(),
             cluster_ips: AddressCounts::default(),
             with_source_ranges: BTreeSet::new(),
+            opt_outs: OptOuts::default(),
             listings: Listings::default(),
             dirty: BTreeSet::new(),
         }
@@ -71,6 +77,7 @@ impl Store {
             }
             Event::Delete(kind, name) => self.delete(kind, &name),
             Event::Done(kind) => self.finish(kind),
+            Event::Unavailable(kind) => self.listings.unavailable(kind),
             Event::Warning(_) => {}
         }
     }
@@ -85,6 +92,19 @@ impl Store {
     /// before, nothing may be removed from the kernel (semantics 34).
     pub fn complete(&self) -> bool {
         self.listings.complete(Kind::Service) && self.listings.complete(Kind::EndpointSlice)
+    }
+
+    /// Whether it is known, or known to be unknown for now, who opts out of socket
+    /// translation: a first publish waits for that.
+    pub fn opt_outs_settled(&self) -> bool {
+        self.listings.settled(Kind::Pod) && self.listings.settled(Kind::Namespace)
+    }
+
+    /// The Pods of this node that opt out of socket translation; `None` until
+    /// complete lists of Pods and Namespaces have come in.
+    pub fn opted_out(&self) -> Option<OptedOut> {
+        let complete = |kind| self.listings.complete(kind);
+        (complete(Kind::Pod) && complete(Kind::Namespace)).then(|| self.opt_outs.opted_out())
     }
 
     /// The addresses of this node's interfaces; a change touches the Services
@@ -136,6 +156,8 @@ impl Store {
             Object::Service(service) => self.apply_service(service),
             Object::Slice(slice) => self.apply_slice(slice),
             Object::Node(node) => self.apply_node(node),
+            Object::Pod(pod) => self.opt_outs.apply_pod(pod),
+            Object::Namespace(namespace) => self.opt_outs.apply_namespace(namespace),
         }
     }
 
@@ -192,6 +214,7 @@ impl Store {
             }
             Kind::Node if *name.name == *self.node.name => self.set_zone(None),
             Kind::Node => {}
+            Kind::Pod | Kind::Namespace => self.opt_outs.delete(kind, name),
         }
     }
 
@@ -221,6 +244,11 @@ impl Store {
                 } else {
                     vec![ours]
                 }
+            }
+            Kind::Pod | Kind::Namespace => {
+                let mut known = self.opt_outs.names(kind);
+                known.retain(|name| !seen.contains(name));
+                known
             }
         };
         for name in &gone {

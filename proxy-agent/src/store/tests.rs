@@ -1,7 +1,9 @@
 //! Order of events, marks, and property tests.
 
 use super::*;
-use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort};
+use crate::model::{
+    Endpoint, Family, Hints, Namespace, Pod, ServicePort, ServiceType, SlicePort, SocketTranslation,
+};
 use crate::resolve::{ResolveOptions, ResolvedService, resolve};
 use proptest::prelude::*;
 use proxy_common::Protocol;
@@ -296,14 +298,6 @@ fn a_complete_list_removes_what_it_does_not_name() {
         slice("web-1", Some("web"), &["10.244.0.1"], None),
         slice("web-2", Some("web"), &["10.244.0.2"], None),
     ]);
-    let relist = |kind, objects: Vec<Object>| {
-        let applied = objects.into_iter().map(Event::Apply);
-        [Event::Begin(kind)]
-            .into_iter()
-            .chain(applied)
-            .chain([Event::Done(kind)])
-            .collect::<Vec<_>>()
-    };
     let same = relist(
         Kind::Service,
         vec![service("api", "10.96.0.2"), service("web", "10.96.0.1")],
@@ -329,6 +323,68 @@ fn a_complete_list_removes_what_it_does_not_name() {
     store.apply(Event::Begin(Kind::Node));
     store.apply(Event::Done(Kind::Node));
     assert_eq!(store.node().zone, None);
+}
+
+/// A complete list.
+fn relist(kind: Kind, objects: Vec<Object>) -> Vec<Event> {
+    let applied = objects.into_iter().map(Event::Apply);
+    [Event::Begin(kind)]
+        .into_iter()
+        .chain(applied)
+        .chain([Event::Done(kind)])
+        .collect()
+}
+
+fn pod(namespace: &str, pod: &str, translation: Option<SocketTranslation>) -> Object {
+    Object::Pod(Pod {
+        name: ObjectName::new(namespace, pod),
+        uid: format!("uid-{pod}").into(),
+        translation,
+    })
+}
+
+fn namespace(namespace: &str, translation: Option<SocketTranslation>) -> Object {
+    let name = ObjectName::new("", namespace);
+    Object::Namespace(Namespace { name, translation })
+}
+
+fn opted_out(store: &Store) -> Vec<String> {
+    let opted_out = store.opted_out().expect("both lists are complete");
+    opted_out.values().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_pods_own_label_wins_over_that_of_its_namespace() {
+    use SocketTranslation::{Disabled, Enabled};
+    let mut store = store([
+        namespace("mesh", Some(Disabled)),
+        pod("mesh", "a", None),
+        pod("mesh", "b", Some(Enabled)),
+        pod("shop", "c", None),
+        pod("shop", "d", Some(Disabled)),
+    ]);
+    assert!(store.opted_out().is_none() && !store.opt_outs_settled());
+    let pods = [pod("mesh", "a", None), pod("shop", "d", Some(Disabled))];
+    let namespaces = vec![namespace("mesh", Some(Disabled))];
+    touched(&mut store, relist(Kind::Pod, pods.to_vec()));
+    assert!(store.opted_out().is_none() && !store.opt_outs_settled());
+    touched(&mut store, relist(Kind::Namespace, namespaces));
+    assert_eq!(opted_out(&store), ["mesh/a", "shop/d"]);
+    store.apply(Event::Apply(namespace("mesh", None)));
+    assert_eq!(opted_out(&store), ["shop/d"]);
+    store.apply(Event::Apply(namespace("shop", Some(Disabled))));
+    store.apply(Event::Apply(pod("shop", "d", None)));
+    assert_eq!(opted_out(&store), ["shop/d"]);
+    touched(&mut store, relist(Kind::Namespace, Vec::new()));
+    assert!(opted_out(&store).is_empty());
+}
+
+#[test]
+fn kinds_that_cannot_be_listed_hold_nothing_up() {
+    let mut store = Store::new("n1".into());
+    store.apply(Event::Unavailable(Kind::Pod));
+    store.apply(Event::Unavailable(Kind::Namespace));
+    assert!(store.opt_outs_settled() && store.opted_out().is_none());
 }
 
 #[test]
@@ -427,7 +483,7 @@ fn last_state(events: &[Event]) -> BTreeMap<(Kind, ObjectName), Object> {
                 drop(objects.insert((object.kind(), object.name().clone()), object.clone()))
             }
             Event::Delete(kind, name) => drop(objects.remove(&(*kind, name.clone()))),
-            Event::Begin(_) | Event::Done(_) | Event::Warning(_) => {}
+            Event::Begin(_) | Event::Done(_) | Event::Unavailable(_) | Event::Warning(_) => {}
         }
     }
     objects

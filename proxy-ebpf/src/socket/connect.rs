@@ -16,8 +16,9 @@ use proxy_common::{
 #[inline(always)]
 pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(request) = request::<F>(ctx) else {
-        // While only the host is served, the host must still be found out.
+        // Where nothing is translated the namespace must still be found out.
         answer_probe(ctx);
+        forget(ctx);
         return ALLOW;
     };
     match decide(&SocketMaps::new(ctx), &request, BackendRef::NONE) {

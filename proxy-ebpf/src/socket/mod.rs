@@ -30,8 +30,8 @@ const ALLOW: i32 = 1;
 /// The socket call ends with an error: the one set by `bpf_set_retval`.
 const DENY: i32 = 0;
 
-/// What the socket asks for; `None` if it is not translated: not TCP or UDP, or
-/// outside the host's namespace while only that is served.
+/// What the socket asks for; `None` if it is not translated: not TCP or UDP, in a
+/// namespace that opts out, or outside the host's while only that is served.
 #[inline(always)]
 fn request<F: Family>(ctx: &SockAddrContext) -> Option<Request> {
     // SAFETY: the kernel hands a valid context.
@@ -42,6 +42,9 @@ fn request<F: Family>(ctx: &SockAddrContext) -> Option<Request> {
     let settings = maps::settings()?;
     // SAFETY: the element of an array map is always valid.
     if unsafe { (*settings).host_only } != 0 && !maps::is_host(ctx) {
+        return None;
+    }
+    if maps::opts_out(ctx) {
         return None;
     }
     Some(Request {

@@ -16,6 +16,7 @@ use proxy_common::decide::{BackendRef, Decision, decide};
 #[inline(always)]
 pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     let Some(request) = request::<F>(ctx) else {
+        udp_flows::forget_backend(ctx, F::address(ctx), address::port(ctx));
         return ALLOW;
     };
     let mut kept = udp_flows::kept(ctx, &request.key());

@@ -1,6 +1,7 @@
 //! List and watch at an API server.
 //!
-//! Three watches run at a time: Services, EndpointSlices, and our own Node.
+//! Five watches run at a time: Services, EndpointSlices, our own Node, and for
+//! opt-outs Pods and Namespaces ([`opt_outs`]), without which all else goes on.
 //! Objects are converted as they arrive; a page of 500 is the most that is held
 //! in full. The way to the API server never depends on the data path that we
 //! program (semantics 35): give node-real addresses, several where there are
@@ -9,6 +10,7 @@
 //! [`server`] chooses a server and notices when it is lost, [`watch`] follows
 //! one kind.
 
+mod opt_outs;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -18,6 +20,7 @@ use crate::model::{RawEndpointSlice, RawNode, RawService};
 use crate::source::Event;
 use ::kube::Api;
 use ::kube::runtime::watcher;
+use opt_outs::OptOuts;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::{Notify, mpsc};
@@ -66,7 +69,7 @@ pub async fn run(options: &KubeOptions, events: mpsc::Sender<Event>) -> Result<(
     }
 }
 
-/// Runs the three watches; returns when the receiver is gone.
+/// Runs the watches; returns when the receiver is gone.
 async fn follow(
     options: &KubeOptions,
     server: &server::Server,
@@ -83,10 +86,18 @@ async fn follow(
     let slices = watch(watcher::Config::default().labels(NOT_HEADLESS));
     let node =
         watch(watcher::Config::default().fields(&format!("metadata.name={}", options.node_name)));
+    let opt_outs = OptOuts {
+        client: &server.client,
+        streaming: server.streaming,
+        node_name: &options.node_name,
+        events,
+        trouble,
+    };
     tokio::join!(
         services.run(Api::<RawService>::all(server.client.clone())),
         slices.run(Api::<RawEndpointSlice>::all(server.client.clone())),
         node.run(Api::<RawNode>::all(server.client.clone())),
+        opt_outs.run(),
     );
 }
 

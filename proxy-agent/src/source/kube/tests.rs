@@ -1,7 +1,7 @@
 //! Against an API server of a few lines.
 
 use super::*;
-use crate::model::Kind;
+use crate::model::{Kind, SOCKET_TRANSLATION};
 use crate::source::Object;
 use axum::Router;
 use axum::body::Body;
@@ -26,6 +26,8 @@ enum Manner {
     Old,
     /// Pages, and the first watch of Services has expired.
     Expired,
+    /// Pages, and Pods and Namespaces are none of our business.
+    Forbidden,
 }
 
 struct Server {
@@ -104,8 +106,17 @@ async fn answer(State((manner, service, requests)): State<Context>, uri: Uri) ->
         json!({"metadata": {"name": name, "namespace": "shop", "resourceVersion": version.to_string()},
                "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 80}]}})
     };
+    let metadata = |meta: Value| json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta});
     let items = if services {
         vec![object(service, 5)]
+    } else if path.ends_with("/namespaces") {
+        vec![metadata(
+            json!({"name": "mesh", "labels": {SOCKET_TRANSLATION: "disabled"}}),
+        )]
+    } else if path.ends_with("/pods") {
+        vec![metadata(
+            json!({"name": "web", "namespace": "mesh", "uid": "u"}),
+        )]
     } else {
         vec![]
     };
@@ -114,6 +125,13 @@ async fn answer(State((manner, service, requests)): State<Context>, uri: Uri) ->
     if path == "/version" {
         let minor = if manner == Manner::Old { "26" } else { "34+" };
         return version(minor);
+    }
+    let pods = path.ends_with("/pods");
+    let namespaces = path.ends_with("/namespaces");
+    if manner == Manner::Forbidden && (pods || namespaces) {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                            "message": "forbidden", "reason": "Forbidden", "code": 403});
+        return (StatusCode::FORBIDDEN, status.to_string()).into_response();
     }
     if !query.contains("watch=true") {
         let list = json!({"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "10"}, "items": items});
@@ -182,10 +200,14 @@ impl Followed {
         }
     }
 
+    async fn any(&mut self) -> Event {
+        let next = tokio::time::timeout(Duration::from_secs(30), self.events.recv()).await;
+        next.expect("an event in time").expect("the source runs")
+    }
+
     async fn next(&mut self) -> String {
         loop {
-            let next = tokio::time::timeout(Duration::from_secs(30), self.events.recv()).await;
-            match next.expect("an event in time").expect("the source runs") {
+            match self.any().await {
                 Event::Begin(Kind::Service) => return "begin".into(),
                 Event::Done(Kind::Service) => return "done".into(),
                 Event::Apply(Object::Service(service)) => return service.name.to_string(),
@@ -220,6 +242,46 @@ async fn a_server_without_streaming_lists_gives_pages() {
         let services =
             |it: &str| it.starts_with("/api/v1/services") && it.contains("sendInitialEvents=true");
         assert_eq!(server.count(services), streaming_requests, "{manner:?}");
+    }
+}
+
+#[tokio::test]
+async fn all_pods_of_the_node_are_asked_for_once_a_namespace_opts_out() {
+    let server = Server::start(Manner::Old, "web");
+    let mut followed = Followed::new(&[&server.address]);
+    // The list without label may come first: then it is the only one.
+    let labelled = "labelSelector=fairlead.io%2Fsocket-translation";
+    let ours = "spec.nodeName%3Dn1";
+    let unlabelled =
+        |it: &str| it.starts_with("/api/v1/pods?") && it.contains(ours) && !it.contains(labelled);
+    while server.count(unlabelled) == 0 {
+        followed.any().await;
+    }
+    assert!(server.count(|it| it.starts_with("/api/v1/namespaces?") && it.contains(labelled)) > 0);
+    let foreign = |it: &str| it.starts_with("/api/v1/pods?") && !it.contains(ours);
+    assert_eq!(server.count(foreign), 0);
+    while followed.any().await != Event::Done(Kind::Pod) {}
+}
+
+#[tokio::test]
+async fn without_the_right_to_see_pods_and_namespaces_all_else_goes_on() {
+    let server = Server::start(Manner::Forbidden, "web");
+    let mut followed = Followed::new(&[&server.address]);
+    let mut missing = vec![
+        Event::Unavailable(Kind::Pod),
+        Event::Unavailable(Kind::Namespace),
+        Event::Done(Kind::Service),
+    ];
+    while !missing.is_empty() {
+        let event = followed.any().await;
+        assert!(!matches!(event, Event::Done(Kind::Pod | Kind::Namespace)));
+        missing.retain(|it| *it != event);
+    }
+    // It is tried again.
+    let namespaces = |it: &str| it.starts_with("/api/v1/namespaces?");
+    let before = server.count(namespaces);
+    while server.count(namespaces) == before {
+        followed.any().await;
     }
 }
 

@@ -1,6 +1,6 @@
 //! One kind of object, listed and watched.
 
-use crate::model::{Interner, Kind};
+use crate::model::{Interner, Kind, SOCKET_TRANSLATION};
 use crate::source::{Event, Object, Raw};
 use ::kube::runtime::{WatchStreamExt, watcher};
 use ::kube::{Api, Resource};
@@ -26,6 +26,8 @@ impl Watch<'_> {
     where
         K: Raw + Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
     {
+        // Told once until the next success.
+        let mut forbidden = false;
         let mut feed = Feed {
             interner: Interner::default(),
             events: self.events.clone(),
@@ -42,6 +44,7 @@ impl Watch<'_> {
             while let Some(item) = stream.next().await {
                 match item {
                     Ok(event) => {
+                        forbidden = false;
                         if feed.forward(event).await.is_err() {
                             return;
                         }
@@ -53,6 +56,21 @@ impl Watch<'_> {
                         );
                         streaming = false;
                         break;
+                    }
+                    Err(error) if for_opt_outs(K::KIND) => {
+                        if !(is_forbidden(&error) && forbidden) {
+                            let error = &error as &dyn std::error::Error;
+                            tracing::warn!(
+                                kind = K::KIND.as_str(),
+                                error,
+                                "cannot be listed and watched: labels {SOCKET_TRANSLATION} are not followed until then (it takes verbs list and watch); trying again"
+                            );
+                        }
+                        forbidden = is_forbidden(&error);
+                        let event = Event::Unavailable(K::KIND);
+                        if self.events.send(event).await.is_err() {
+                            return;
+                        }
                     }
                     Err(error) => {
                         let error = &error as &dyn std::error::Error;
@@ -122,6 +140,22 @@ impl Feed {
         let event = object.map_or_else(|| Event::Delete(K::KIND, name), Event::Apply);
         self.events.send(event).await
     }
+}
+
+/// Whether the kind is watched for opt-outs alone, and can be done without.
+fn for_opt_outs(kind: Kind) -> bool {
+    matches!(kind, Kind::Pod | Kind::Namespace)
+}
+
+/// Whether we lack the right.
+fn is_forbidden(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(error)
+    | watcher::Error::WatchStartFailed(error)
+    | watcher::Error::WatchFailed(error)) = error
+    else {
+        return false;
+    };
+    matches!(error, ::kube::Error::Api(status) if status.code == 403)
 }
 
 /// Whether the server understood the wish for a streaming list and refuses it:

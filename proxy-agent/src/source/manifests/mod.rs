@@ -1,4 +1,5 @@
-//! A directory of manifests: Services, EndpointSlices and Nodes as YAML or JSON.
+//! A directory of manifests: Services, EndpointSlices, Nodes, and Pods and
+//! Namespaces for their opt-outs, as YAML or JSON.
 //!
 //! Files named `*.yaml`, `*.yml` and `*.json` count, hidden ones and
 //! sub-directories do not. The directory may appear later and may be replaced,

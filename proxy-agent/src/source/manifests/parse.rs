@@ -5,6 +5,8 @@ use crate::model::{
     Interner, Kind, ObjectName, RawEndpointSlice, RawNode, RawService, Reason, Warning,
 };
 use crate::source::{Object, Raw};
+use ::kube::core::PartialObjectMeta;
+use k8s_openapi::api::core::v1 as core;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -74,6 +76,8 @@ impl Reader<'_> {
             ("v1", "Service") => self.read::<RawService>(value),
             ("discovery.k8s.io/v1", "EndpointSlice") => self.read::<RawEndpointSlice>(value),
             ("v1", "Node") => self.read::<RawNode>(value),
+            ("v1", "Pod") => self.read::<PartialObjectMeta<core::Pod>>(value),
+            ("v1", "Namespace") => self.read::<PartialObjectMeta<core::Namespace>>(value),
             _ => tracing::debug!(file = self.file, version, kind, "not a kind that is served"),
         }
     }
@@ -116,10 +120,10 @@ fn name_of(kind: Kind, value: &Value) -> Option<ObjectName> {
         .as_str()
         .filter(|name| !name.is_empty())?;
     let namespace = match kind {
-        Kind::Service | Kind::EndpointSlice => {
+        Kind::Service | Kind::EndpointSlice | Kind::Pod => {
             value["metadata"]["namespace"].as_str().unwrap_or("default")
         }
-        Kind::Node => "",
+        Kind::Node | Kind::Namespace => "",
     };
     Some(ObjectName::new(namespace, name))
 }

@@ -41,6 +41,7 @@ impl Followed {
                 format!("{} {}", service.name, service.cluster_ips[0])
             }
             Event::Apply(object) => format!("{} {}", object.kind().as_str(), object.name()),
+            Event::Unavailable(kind) => format!("unavailable {}", kind.as_str()),
             Event::Delete(kind, name) => format!("delete {} {name}", kind.as_str()),
             Event::Warning(warning) => {
                 format!("warning {} {}", warning.reason.as_str(), warning.name)
@@ -57,11 +58,13 @@ impl Followed {
 
     /// The first list, which has these objects.
     async fn expect_list(&mut self, want: &[&str]) {
-        self.expect(&["begin Service", "begin EndpointSlice", "begin Node"])
-            .await;
+        for kind in Kind::ALL {
+            self.expect(&[&format!("begin {}", kind.as_str())]).await;
+        }
         self.expect(want).await;
-        self.expect(&["done Service", "done EndpointSlice", "done Node"])
-            .await;
+        for kind in Kind::ALL {
+            self.expect(&[&format!("done {}", kind.as_str())]).await;
+        }
     }
 
     fn write(&self, name: &str, text: &str) {
@@ -104,6 +107,11 @@ async fn every_form_of_manifest_is_read() {
         ("2.json", list),
         ("3.yml", typed),
         ("4.yaml", others),
+        (
+            "5.yaml",
+            "apiVersion: v1\nkind: Pod\nmetadata: {name: p, namespace: shop, uid: u}\nspec: {nodeName: n1}\n---\n\
+             apiVersion: v1\nkind: Namespace\nmetadata: {name: shop}\n",
+        ),
         ("5.txt", "not a manifest"),
         (".6.yaml", &web("hidden", "10.96.0.6")),
         ("7.yaml~", &web("backup", "10.96.0.7")),
@@ -115,6 +123,8 @@ async fn every_form_of_manifest_is_read() {
             "Node n1",
             "default/a 10.96.0.2",
             "shop/b 10.96.0.3",
+            "Pod shop/p",
+            "Namespace shop",
         ])
         .await;
 }
