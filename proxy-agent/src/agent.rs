@@ -6,15 +6,16 @@
 //! publish. The kernel's waits for readers run beside the loop.
 
 mod opt_outs;
+mod report;
 mod retry;
 mod upgrade;
 
 use crate::attach;
 use crate::config::{Config, SourceConfig};
 use crate::model::{ObjectName, Warning};
-use crate::observe::{Health, Metrics, serve_health, serve_metrics};
+use crate::observe::{EventWriter, Health, Metrics, serve_health, serve_metrics};
 use crate::publish::bpf::BpfKernel;
-use crate::publish::{Change, KernelError, Publisher, Retired};
+use crate::publish::{Change, Contest, KernelError, Publisher, Retired};
 use crate::resolve;
 use crate::sockets::{self, Clients, OptOuts};
 use crate::source::kube::KubeOptions;
@@ -22,6 +23,7 @@ use crate::source::{self, Event};
 use crate::store::Store;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use retry::Retry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -38,6 +40,9 @@ const QUEUE: usize = 4096;
 
 /// Events that are taken in before a publish, so that a flood cannot hold it up.
 const EVENTS_PER_PUBLISH: usize = 65_536;
+
+/// Warnings that may wait for the task that makes Events of them.
+const EVENTS_QUEUE: usize = 256;
 
 /// Pause before sockets that could not be ended are looked at again.
 const SWEEP_AGAIN: Duration = Duration::from_secs(5);
@@ -68,7 +73,9 @@ pub async fn run(config: Config) -> Result<()> {
     }
     let (event_sender, events) = mpsc::channel(QUEUE);
     let (address_sender, addresses) = watch::channel(None);
-    let source = tokio::spawn(run_source(config.clone(), event_sender));
+    let (client_sender, client) = watch::channel(None);
+    let (object_events, event_writer) = start_events(&config, client, &metrics).unzip();
+    let source = tokio::spawn(run_source(config.clone(), event_sender, client_sender));
     let node_addresses = tokio::spawn(source::node_addresses::run(address_sender));
     let agent = Agent {
         store: Store::new(config.node_name.as_str().into()),
@@ -86,6 +93,8 @@ pub async fn run(config: Config) -> Result<()> {
         clients: None,
         opt_outs: None,
         reported: BTreeMap::new(),
+        contests: BTreeSet::new(),
+        object_events,
         local_addresses: None,
         serving: None,
         started: Timestamp::now(),
@@ -93,6 +102,7 @@ pub async fn run(config: Config) -> Result<()> {
     };
     let outcome = agent.run(events, addresses).await;
     node_addresses.abort();
+    event_writer.iter().for_each(JoinHandle::abort);
     if source.is_finished() {
         source.await.context("the source of objects failed")??;
     } else {
@@ -101,7 +111,23 @@ pub async fn run(config: Config) -> Result<()> {
     outcome
 }
 
-async fn run_source(config: Config, events: mpsc::Sender<Event>) -> Result<()> {
+/// Starts the task that writes Events on objects, if those come from an API server.
+fn start_events(
+    config: &Config,
+    client: watch::Receiver<Option<Client>>,
+    metrics: &Arc<Metrics>,
+) -> Option<(mpsc::Sender<Warning>, JoinHandle<()>)> {
+    kube_options(config)?;
+    let (sender, warnings) = mpsc::channel(EVENTS_QUEUE);
+    let writer = EventWriter::new(client, config.node_name.as_str(), metrics.clone());
+    Some((sender, tokio::spawn(writer.run(warnings))))
+}
+
+async fn run_source(
+    config: Config,
+    events: mpsc::Sender<Event>,
+    client: watch::Sender<Option<Client>>,
+) -> Result<()> {
     if let SourceConfig::Manifests(directory) = &config.source {
         tracing::info!(directory = %directory.display(), "objects come from manifests");
         let run = source::manifests::run(directory.clone(), events);
@@ -110,7 +136,7 @@ async fn run_source(config: Config, events: mpsc::Sender<Event>) -> Result<()> {
     let Some(options) = kube_options(&config) else {
         return Ok(());
     };
-    let run = source::kube::run(&options, events);
+    let run = source::kube::run(&options, events, &client);
     run.await.context("connecting to the API server")
 }
 
@@ -157,6 +183,10 @@ struct Agent {
     opt_outs: Option<OptOuts>,
     /// Warnings of the last resolve by Service, so that each is told once.
     reported: BTreeMap<ObjectName, Vec<Warning>>,
+    /// Contests that were told.
+    contests: BTreeSet<Contest>,
+    /// To whom Events on objects are given; nobody while they come from manifests.
+    object_events: Option<mpsc::Sender<Warning>>,
     /// `None` until they have been read.
     local_addresses: Option<Vec<IpAddr>>,
     /// Addresses that serve NodePorts, as last published.
@@ -226,11 +256,6 @@ impl Agent {
         self.store.apply(event);
     }
 
-    fn warn(&self, warning: &Warning) {
-        self.metrics.warned(warning);
-        tracing::warn!(reason = warning.reason.as_str(), "{warning}");
-    }
-
     /// Publishes what is marked, once the first complete lists are in, and the
     /// addresses of this node: without them NodePorts would go for an instant.
     /// Who opts out comes first: nothing of theirs is translated.
@@ -264,8 +289,9 @@ impl Agent {
         let services = changes.len();
         let failures = self.publisher.publish(changes);
         for (service, error) in &failures {
-            tracing::error!(%service, "not published as asked, it keeps what it had and shall keep: {error}");
+            self.tell_failure(service, error);
         }
+        self.tell_contests();
         if !self.pruned {
             self.publisher
                 .prune()

@@ -37,6 +37,14 @@ impl Kind {
             Self::Namespace => "Namespace",
         }
     }
+
+    /// The group and version that manifests name.
+    pub fn api_version(self) -> &'static str {
+        match self {
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::Service | Self::Node | Self::Pod | Self::Namespace => "v1",
+        }
+    }
 }
 
 /// Why something in an object is not used.
@@ -66,6 +74,14 @@ pub enum Reason {
     DuplicateObject,
     /// A manifest cannot be read.
     UnreadableManifest,
+    /// A protocol that this version does not serve.
+    UnsupportedProtocol,
+    /// A frontend that an older Service has.
+    FrontendTaken,
+    /// A map of this node has no room for the object.
+    MapFull,
+    /// The kernel does not take the object as it is.
+    NotPublished,
 }
 
 impl Reason {
@@ -84,6 +100,10 @@ impl Reason {
             Self::InvalidTimeout => "InvalidTimeout",
             Self::DuplicateObject => "DuplicateObject",
             Self::UnreadableManifest => "UnreadableManifest",
+            Self::UnsupportedProtocol => "UnsupportedProtocol",
+            Self::FrontendTaken => "FrontendTaken",
+            Self::MapFull => "MapFull",
+            Self::NotPublished => "NotPublished",
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Prometheus metrics: kube-proxy's names where they fit, `fairlead_*` for ours.
 
 use super::connections::Connections;
+use super::events::EventOutcome;
 use crate::attach::{MapSizes, MapSpec, layout};
 use crate::model::Warning;
 use crate::publish::Sizes;
-use crate::sockets::Outcome;
+use crate::sockets;
 use anyhow::{Context, Result, bail};
 use aya::maps::{MapData, PerCpuArray};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -31,6 +32,11 @@ struct Reason {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Outcome {
+    outcome: String,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Map {
     map: String,
 }
@@ -52,6 +58,7 @@ pub struct Metrics {
     network_programming: Histogram,
     failures: Counter,
     warnings: Family<Reason, Counter>,
+    events: Family<Outcome, Counter>,
     map_entries: Family<Map, Gauge>,
     contested: Gauge,
     sockets_destroyed: Counter,
@@ -74,6 +81,7 @@ impl Metrics {
             first_publish: Gauge::default(),
             failures: Counter::default(),
             warnings: Family::default(),
+            events: Family::default(),
             map_entries: Family::default(),
             contested: Gauge::default(),
             sockets_destroyed: Counter::default(),
@@ -142,6 +150,11 @@ impl Metrics {
             "fairlead_rejected_objects",
             "Objects, or parts of them, that are not used, by reason",
             self.warnings.clone(),
+        );
+        registry.register(
+            "fairlead_events",
+            "Events on objects, by what became of them",
+            self.events.clone(),
         );
         registry.register(
             "fairlead_map_entries",
@@ -237,7 +250,7 @@ impl Metrics {
     }
 
     /// Connected UDP sockets whose backend was gone.
-    pub fn swept(&self, outcome: Outcome) {
+    pub fn swept(&self, outcome: sockets::Outcome) {
         self.sockets_destroyed.inc_by(outcome.destroyed as u64);
         self.sockets_left.inc_by(outcome.left as u64);
     }
@@ -247,6 +260,15 @@ impl Metrics {
         self.warnings
             .get_or_create(&Reason {
                 reason: warning.reason.as_str().to_owned(),
+            })
+            .inc();
+    }
+
+    /// An Event was written, or not.
+    pub fn event(&self, outcome: EventOutcome) {
+        self.events
+            .get_or_create(&Outcome {
+                outcome: outcome.as_str().to_owned(),
             })
             .inc();
     }

@@ -82,6 +82,15 @@ impl Claims {
             .map(|_| winner)
     }
 
+    /// Frontends that several Services ask for: the owner, and one who is not.
+    pub(super) fn contests(&self) -> impl Iterator<Item = (&FrontendKey, &Rank, &Rank)> {
+        self.contested.iter().flat_map(|(key, claimants)| {
+            let owner = self.owner(key).and_then(|id| claimants.get(&id));
+            let others = claimants.values().filter(move |it| Some(*it) != owner);
+            others.filter_map(move |other| Some((key, owner?, other)))
+        })
+    }
+
     /// Number of frontends that several Services ask for.
     pub(super) fn contested(&self) -> usize {
         self.contested.len()

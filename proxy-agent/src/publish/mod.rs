@@ -82,8 +82,30 @@ pub enum PublishError {
     },
 }
 
+impl PublishError {
+    /// Whether it is for lack of room.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::Kernel(error) => error.error.raw_os_error() == Some(libc::E2BIG),
+            Self::BackendsFull { .. } | Self::ServicesFull { .. } | Self::TablesFull => true,
+            Self::TableTooLarge { .. } | Self::NameTooLong { .. } => false,
+        }
+    }
+}
+
 /// A Service that is asked for, or `None` if it is gone.
 pub type Change = (ObjectName, Option<ResolvedService>);
+
+/// A frontend that a Service asks for and another one has.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Contest {
+    /// The Service that does not have it.
+    pub service: ObjectName,
+    /// The one that has it, since it is older.
+    pub owner: ObjectName,
+    /// The frontend.
+    pub frontend: FrontendKey,
+}
 
 /// What one publish left undone: retry these Services later.
 pub type Failures = Vec<(ObjectName, PublishError)>;
@@ -274,6 +296,17 @@ impl<K: Kernel> Publisher<K> {
             backends: self.backends_in_use,
             contested_frontends: self.claims.contested(),
         }
+    }
+
+    /// The frontends that Services ask for and others have.
+    pub fn contests(&self) -> BTreeSet<Contest> {
+        let contests = self.claims.contests();
+        let contests = contests.map(|(frontend, owner, other)| Contest {
+            service: other.service.clone(),
+            owner: owner.service.clone(),
+            frontend: *frontend,
+        });
+        contests.collect()
     }
 
     // ---- phase 1: claim ----

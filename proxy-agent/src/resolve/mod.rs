@@ -18,7 +18,7 @@ mod topology;
 
 pub use skip::{NoSkip, Skip};
 
-use crate::model::{EndpointSlice, ObjectName, Service, Warning};
+use crate::model::{EndpointSlice, Kind, ObjectName, Reason, Service, ServicePort, Warning};
 use ipnet::IpNet;
 use proxy_common::{Address, EndpointSet, FrontendKind, Protocol, SourceFilter};
 use std::net::IpAddr;
@@ -138,6 +138,12 @@ pub fn resolve<'a>(
     }
     let addresses = frontends::Addresses::of(service, options, &mut warnings);
     let slices = endpoints::usable(slices, &is_cluster_ip, &mut warnings);
+    warnings.extend(
+        service
+            .ports
+            .iter()
+            .filter_map(|port| unsupported(service, port)),
+    );
     resolved.ports = service
         .ports
         .iter()
@@ -157,4 +163,17 @@ pub fn resolve<'a>(
     resolved.cluster_ips = addresses.cluster_ips;
     resolved.cluster_ips.retain(|ip| !is_left_alone(ip));
     (resolved, warnings)
+}
+
+/// SCTP is in the maps, for those who look, and no program translates it yet.
+fn unsupported(service: &Service, port: &ServicePort) -> Option<Warning> {
+    if port.protocol != Protocol::Sctp {
+        return None;
+    }
+    let message = format!(
+        "port {:?}: SCTP is not served by this version, connections to it are left alone",
+        port.name
+    );
+    let reason = Reason::UnsupportedProtocol;
+    Some(Warning::new(Kind::Service, &service.name, reason, message))
 }

@@ -39,6 +39,8 @@ pub enum Kind {
     Node,
     /// v1 Namespace.
     Namespace,
+    /// events.k8s.io/v1 Event.
+    Event,
     /// rbac.authorization.k8s.io/v1 ClusterRole.
     ClusterRole,
     /// rbac.authorization.k8s.io/v1 ClusterRoleBinding.
@@ -53,6 +55,7 @@ impl Kind {
             Self::Pod => ("", "Pod", "pods"),
             Self::Node => ("", "Node", "nodes"),
             Self::Namespace => ("", "Namespace", "namespaces"),
+            Self::Event => ("events.k8s.io", "Event", "events"),
             Self::ClusterRole => ("rbac.authorization.k8s.io", "ClusterRole", "clusterroles"),
             Self::ClusterRoleBinding => (
                 "rbac.authorization.k8s.io",
@@ -64,7 +67,7 @@ impl Kind {
     }
 
     fn in_namespaces(self) -> bool {
-        matches!(self, Self::Service | Self::Slice | Self::Pod)
+        matches!(self, Self::Service | Self::Slice | Self::Pod | Self::Event)
     }
 }
 

@@ -104,6 +104,12 @@ impl ControlPlane {
                 "rules": [
                     { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"] },
                     { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"] },
+                    // For opt-outs.
+                    { "apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"] },
+                    // For Events, and the UIDs of what they are about.
+                    { "apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"] },
+                    { "apiGroups": [""], "resources": ["services"], "verbs": ["get"] },
+                    { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get"] },
                 ],
             }),
         )?;

@@ -10,6 +10,8 @@
 //! of its own. `FAIRLEAD_CONTROL_PLANE` names the folder with the programs:
 //! `cargo xtask test --tier cluster` builds them and sets it.
 
+mod events;
+mod opt_outs;
 mod outages;
 mod services;
 mod slices;

@@ -286,5 +286,6 @@ fn ports_with_one_number_and_two_protocols_stay_apart() {
     let want = ["UDP", "TCP", "SCTP"]
         .map(|it| format!("ClusterIP 10.96.0.10:53/{it} cluster"))
         .to_vec();
-    assert_eq!(shown(&dns, &options()), (want, 0));
+    // One warning: SCTP is not served yet.
+    assert_eq!(shown(&dns, &options()), (want, 1));
 }

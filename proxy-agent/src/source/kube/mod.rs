@@ -18,8 +18,8 @@ mod watch;
 
 use crate::model::{RawEndpointSlice, RawNode, RawService};
 use crate::source::Event;
-use ::kube::Api;
 use ::kube::runtime::watcher;
+use ::kube::{Api, Client};
 use opt_outs::OptOuts;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -51,7 +51,12 @@ pub async fn check(options: &KubeOptions) -> Result<(), ConfigError> {
 /// Sends the objects of the API and their changes until the receiver is gone.
 /// Fails only if the configuration is unusable; servers that cannot be reached
 /// are tried for ever.
-pub async fn run(options: &KubeOptions, events: mpsc::Sender<Event>) -> Result<(), ConfigError> {
+/// `client` has that of the server in use.
+pub async fn run(
+    options: &KubeOptions,
+    events: mpsc::Sender<Event>,
+    client: &tokio::sync::watch::Sender<Option<Client>>,
+) -> Result<(), ConfigError> {
     let mut servers = server::Servers::load(options).await?;
     loop {
         let server = tokio::select! {
@@ -59,11 +64,13 @@ pub async fn run(options: &KubeOptions, events: mpsc::Sender<Event>) -> Result<(
             server = servers.connect() => server,
         };
         let trouble = Notify::new();
+        client.send_replace(Some(server.client.clone()));
         tokio::select! {
             () = events.closed() => return Ok(()),
             () = follow(options, &server, &events, &trouble) => return Ok(()),
             () = server.lost(&trouble) => {}
         }
+        client.send_replace(None);
         tracing::warn!(server = %server.address, "API server lost, trying the next one");
         servers.advance();
     }

@@ -190,7 +190,10 @@ impl Followed {
             service_proxy_name: None,
         };
         let (sender, events) = mpsc::channel(16);
-        tokio::spawn(async move { run(&options, sender).await.expect("configuration") });
+        let client = tokio::sync::watch::Sender::new(None);
+        tokio::spawn(async move {
+            run(&options, sender, &client).await.expect("configuration");
+        });
         Self { events }
     }
 
@@ -335,10 +338,14 @@ async fn a_configuration_that_cannot_work_is_an_error() {
         (options(None, &["https://"]), "\"https://\""),
         (options(None, &[]), "not in a pod"),
     ] {
-        let error = run(&options, mpsc::channel(1).0)
-            .await
-            .expect_err(part)
-            .to_string();
+        let error = run(
+            &options,
+            mpsc::channel(1).0,
+            &tokio::sync::watch::Sender::new(None),
+        )
+        .await
+        .expect_err(part)
+        .to_string();
         assert!(error.contains(part), "{error}");
     }
 }
