@@ -89,6 +89,7 @@ pub async fn run(config: Config) -> Result<()> {
         freed: None,
         sweep: None,
         sweep_due: false,
+        swept: sockets::Outcome::default(),
         sweep_at: None,
         clients: None,
         opt_outs: None,
@@ -175,6 +176,8 @@ struct Agent {
     /// The look at connected UDP sockets that is under way, and whether another is due.
     sweep: Option<JoinHandle<Result<sockets::Outcome>>>,
     sweep_due: bool,
+    /// What came of the last one.
+    swept: sockets::Outcome,
     /// When sockets that could not be ended are looked at again.
     sweep_at: Option<tokio::time::Instant>,
     /// Once a Service has source ranges.
@@ -436,9 +439,9 @@ impl Agent {
         if self.sweep_due && self.sweep.is_none() && self.upgrade.is_none() {
             self.sweep_due = false;
             self.sweep_at = None;
-            let pin_dir = self.config.attach.pin_dir.clone();
+            let options = self.config.attach.clone();
             self.sweep = Some(tokio::task::spawn_blocking(move || {
-                sockets::destroy_stale(&pin_dir)
+                sockets::end_stale(&options)
             }));
         }
     }
@@ -447,16 +450,19 @@ impl Agent {
         match outcome {
             Ok(outcome) => {
                 self.metrics.swept(outcome);
-                if outcome.left > 0 {
+                if outcome.left + outcome.guarded > 0 {
                     self.sweep_at = Some(tokio::time::Instant::now() + SWEEP_AGAIN);
                 }
-                if outcome != sockets::Outcome::default() {
+                let news = outcome != self.swept && outcome != sockets::Outcome::default();
+                if outcome.destroyed > 0 || news {
                     tracing::info!(
                         destroyed = outcome.destroyed,
+                        guarded = outcome.guarded,
                         left = outcome.left,
                         "connected UDP sockets whose backend is gone"
                     );
                 }
+                self.swept = outcome;
             }
             Err(error) => tracing::error!("looking for UDP sockets of gone backends: {error:#}"),
         }

@@ -12,6 +12,7 @@ pub mod config;
 mod crash;
 pub mod model;
 pub mod observe;
+mod pretend;
 pub mod publish;
 pub mod resolve;
 pub mod sockets;

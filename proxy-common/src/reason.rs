@@ -25,11 +25,14 @@ pub enum DropReason {
     SourceNotAllowed = 6,
     /// The Service has source ranges, and the client's address is not known (yet).
     SourceUnknown = 7,
+    /// A connected UDP socket sends to a backend that is gone, and the kernel
+    /// cannot end the socket.
+    BackendGone = 8,
 }
 
 impl DropReason {
     /// Number of reasons.
-    pub const COUNT: u32 = 8;
+    pub const COUNT: u32 = 9;
 
     /// Every reason, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -41,6 +44,7 @@ impl DropReason {
         Self::BackendMissing,
         Self::SourceNotAllowed,
         Self::SourceUnknown,
+        Self::BackendGone,
     ];
 
     /// The metric label.
@@ -54,6 +58,7 @@ impl DropReason {
             Self::BackendMissing => "backend_missing",
             Self::SourceNotAllowed => "source_not_allowed",
             Self::SourceUnknown => "source_unknown",
+            Self::BackendGone => "backend_gone",
         }
     }
 
@@ -69,6 +74,9 @@ impl DropReason {
             Self::SourceNotAllowed => "the client is in none of the Service's source ranges",
             Self::SourceUnknown => {
                 "the Service has source ranges, the client's address is not known"
+            }
+            Self::BackendGone => {
+                "a datagram to a backend that is gone, on a kernel that cannot end its socket"
             }
         }
     }

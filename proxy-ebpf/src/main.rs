@@ -14,8 +14,8 @@ mod maps;
 mod socket;
 
 use aya_ebpf::{
-    macros::{cgroup_sock, cgroup_sock_addr, sock_ops},
-    programs::{SockAddrContext, SockContext, SockOpsContext},
+    macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, sock_ops},
+    programs::{SkBuffContext, SockAddrContext, SockContext, SockOpsContext},
 };
 use socket::{V4, V6};
 
@@ -67,6 +67,11 @@ pub fn sock_release(ctx: SockContext) -> i32 {
 #[sock_ops]
 pub fn sock_ops(ctx: SockOpsContext) -> u32 {
     socket::watch_handshake(&ctx)
+}
+
+#[cgroup_skb(egress)]
+pub fn udp_egress(ctx: SkBuffContext) -> i32 {
+    socket::guard(&ctx)
 }
 
 /// Every panic path must be proven away: the verifier refuses a program that

@@ -134,6 +134,22 @@ pub fn backend_of(sk: *mut bpf_sock) -> BackendRef {
     }
 }
 
+/// What is known of a connected UDP socket.
+#[inline(always)]
+pub fn udp_socket(cookie: u64) -> Option<UdpSocket> {
+    let element = UDP_SOCKETS.get_ptr(cookie)?;
+    // SAFETY: the element is valid while the program runs. One that is recycled
+    // meanwhile is of a socket that no longer sends.
+    Some(unsafe { *element })
+}
+
+/// Whether the backend that a socket is connected to serves no more.
+#[inline(always)]
+pub fn is_gone(socket: &UdpSocket) -> bool {
+    let backend = BACKENDS.get(socket.backend);
+    backend.is_none_or(|it| it.generation != socket.generation || !it.is_serving())
+}
+
 /// The settings; the element of an array always exists.
 #[inline(always)]
 pub fn settings() -> Option<*mut Settings> {

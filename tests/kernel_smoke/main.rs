@@ -4,7 +4,8 @@
 //! the failures.
 
 use anyhow::{Context, Result};
-use lab::{Dial, Lab, Peer, Transport, manifests};
+use lab::manifests::Manifest;
+use lab::{Dial, Lab, Peer, Transport, manifests, other_fairlead};
 use std::process::ExitCode;
 
 const SERVED: [&str; 2] = ["10.96.0.20", "[fd00:96::20]"];
@@ -72,6 +73,9 @@ fn run() -> Result<u32> {
             .map(|status| println!("{status}"))
     });
     failures += check("maps of another size take over", || upgraded(&lab, &client));
+    failures += check("a kernel that cannot end sockets is made up for", || {
+        guarded(&lab, &client)
+    });
     lab.close()?;
     Ok(failures)
 }
@@ -96,6 +100,24 @@ fn upgraded(lab: &Lab, client: &Peer) -> Result<()> {
         }
     }
     node.fairlead(&["status"]).map(drop)
+}
+
+/// By the program for kernels without CONFIG_INET_DIAG_DESTROY, which these have.
+fn guarded(lab: &Lab, client: &Peer) -> Result<()> {
+    let node = lab.node("n1");
+    node.terminate_agent()?;
+    node.agent_program(Some(other_fairlead()?));
+    node.agent_environment(&[("FAIRLEAD_TEST_NO_SOCK_DESTROY", "1".to_owned())]);
+    lab.start_agents()?;
+    let sockets = SERVED.map(|vip| client.hold_udp(&format!("{vip}:53")));
+    for name in ["web-v4", "web-v6"] {
+        lab.delete_id(&manifests::slice(name, "web").id())?;
+    }
+    for socket in sockets {
+        let socket = socket?;
+        lab.eventually(|| socket.talk("are you there")?.failed_with("EPERM"))?;
+    }
+    Ok(())
 }
 
 /// TCP, connected and unconnected UDP, and the name of the peer.

@@ -72,6 +72,7 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Kernel>> {
 /// Builds the smoke test; returns the command that runs it.
 fn smoke_test() -> Result<String> {
     build::run()?;
+    build::other_layout()?;
     let program = paths::target().join("debug/kernel_smoke");
     ensure!(
         program.is_file(),

@@ -3,14 +3,14 @@
 use super::{link_path, pins};
 use crate::{crash, sys};
 use anyhow::{Context, Result, bail};
-use aya::programs::{CgroupAttachMode, Program, ProgramFd, links::FdLink};
+use aya::programs::{CgroupAttachMode, CgroupSkbAttachType, Program, ProgramFd, links::FdLink};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Types with the same methods and no trait for them.
+/// Types with the same methods and no trait for them; CgroupSkb's differ.
 macro_rules! each_type {
     ($program:expr, $it:ident => $body:expr) => {
         match $program {
@@ -27,6 +27,9 @@ macro_rules! each_type {
 
 /// Hands the program to the kernel, which checks it. It does not run yet.
 pub(super) fn load(program: &mut Program) -> Result<()> {
+    if let Program::CgroupSkb(program) = program {
+        return Ok(program.load()?);
+    }
     each_type!(program, program => program.load()?);
     Ok(())
 }
@@ -39,6 +42,14 @@ pub(super) fn put_in_place(
     pin: &Path,
 ) -> Result<Option<FdLink>> {
     crash::point();
+    if let Program::CgroupSkb(program) = program {
+        if replace(program.fd()?, cgroup, pin)? {
+            return Ok(None);
+        }
+        let egress = CgroupSkbAttachType::Egress;
+        let link = program.attach(cgroup, egress, CgroupAttachMode::Single)?;
+        return Ok(Some(program.take_link(link)?.try_into()?));
+    }
     each_type!(program, program => {
         if replace(program.fd()?, cgroup, pin)? {
             return Ok(None);

@@ -4,6 +4,7 @@
 //! the maps over and replaces each program in place, or builds a new set of maps
 //! beside them and changes over when that is complete (invariant 6, [`Upgrade`]).
 
+mod guard;
 pub(crate) mod layout;
 mod links;
 mod maps;
@@ -12,6 +13,7 @@ mod probe;
 mod settings;
 mod upgrade;
 
+pub use guard::{guard_is_up, put_up_guard, take_down_guard};
 pub use maps::{Content, MapSizes, MapSpec};
 pub use pins::upgrade_is_under_way;
 pub use probe::observed_netns_cookie;

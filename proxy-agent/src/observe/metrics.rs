@@ -63,6 +63,7 @@ pub struct Metrics {
     contested: Gauge,
     sockets_destroyed: Counter,
     sockets_left: Counter,
+    sockets_guarded: Gauge,
 }
 
 impl Metrics {
@@ -86,6 +87,7 @@ impl Metrics {
             contested: Gauge::default(),
             sockets_destroyed: Counter::default(),
             sockets_left: Counter::default(),
+            sockets_guarded: Gauge::default(),
             registry: Registry::default(),
         };
         metrics.register_kube_proxy_names(&mut registry);
@@ -172,6 +174,11 @@ impl Metrics {
             self.sockets_left.clone(),
         );
         registry.register(
+            "fairlead_udp_sockets_guarded",
+            "Connected UDP sockets of gone backends whose datagrams are refused, since the kernel cannot end them",
+            self.sockets_guarded.clone(),
+        );
+        registry.register(
             "fairlead_contested_frontends",
             "Frontends that more than one Service asks for",
             self.contested.clone(),
@@ -253,6 +260,7 @@ impl Metrics {
     pub fn swept(&self, outcome: sockets::Outcome) {
         self.sockets_destroyed.inc_by(outcome.destroyed as u64);
         self.sockets_left.inc_by(outcome.left as u64);
+        self.sockets_guarded.set(outcome.guarded as i64);
     }
 
     /// Something in an object is not used.

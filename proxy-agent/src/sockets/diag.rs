@@ -1,6 +1,7 @@
 //! sock_diag(7) in the calling thread's network namespace.
 
 use super::Sockets;
+use crate::pretend;
 use anyhow::{Context, Result, bail};
 use netlink_packet_core::{
     NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage, NetlinkPayload,
@@ -16,19 +17,19 @@ use proxy_common::{Address, UdpSocket};
 const ANSWER_BYTES: usize = 64 * 1024;
 
 /// Destroys those of `sockets` that are connected here; `is_still` is asked just
-/// before, since a socket may have been connected elsewhere meanwhile. Returns how many.
+/// before, since a socket may have been connected elsewhere meanwhile.
 ///
 /// The kernel looks the socket up by the addresses of the dump and compares the
 /// cookie, so a socket that moves even after that question is not hit.
 pub(super) fn destroy(
     sockets: &Sockets,
     is_still: impl Fn(u64, &UdpSocket) -> Result<bool>,
-) -> Result<usize> {
+) -> Result<Destroyed> {
     let netlink = Socket::new(NETLINK_SOCK_DIAG).context("opening a sock_diag socket")?;
     netlink
         .connect(&SocketAddr::new(0, 0))
         .context("connecting the sock_diag socket")?;
-    let mut destroyed = 0;
+    let mut destroyed = Destroyed::default();
     for family in [AF_INET, AF_INET6] {
         for id in connected(&netlink, family)? {
             let cookie = u64::from_ne_bytes(id.cookie);
@@ -36,11 +37,34 @@ pub(super) fn destroy(
                 && points_at(&id, socket)
                 && is_still(cookie, socket)?
             {
-                destroyed += usize::from(destroy_one(&netlink, family, id)?);
+                match destroy_one(&netlink, family, id)? {
+                    Answer::Destroyed => destroyed.count += 1,
+                    Answer::NotThere => {}
+                    Answer::Unsupported => {
+                        destroyed.unsupported = true;
+                        return Ok(destroyed);
+                    }
+                }
             }
         }
     }
     Ok(destroyed)
+}
+
+/// What became of the sockets of one namespace.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Destroyed {
+    pub(super) count: usize,
+    /// The kernel lacks CONFIG_INET_DIAG_DESTROY.
+    pub(super) unsupported: bool,
+}
+
+/// The kernel's answer to SOCK_DESTROY.
+enum Answer {
+    Destroyed,
+    /// Closed, or connected elsewhere, since the dump.
+    NotThere,
+    Unsupported,
 }
 
 /// Whether a socket of the dump is connected to the backend that the programs noted.
@@ -90,8 +114,10 @@ fn connected(netlink: &Socket, family: u8) -> Result<Vec<SocketId>> {
     }
 }
 
-/// Whether the socket was there and is destroyed.
-fn destroy_one(netlink: &Socket, family: u8, id: SocketId) -> Result<bool> {
+fn destroy_one(netlink: &Socket, family: u8, id: SocketId) -> Result<Answer> {
+    if pretend::lacks_sock_destroy() {
+        return Ok(Answer::Unsupported);
+    }
     let destroy = SockDiagDestroy::new(SockDiagMessage::InetRequest(request(family, id)));
     send(netlink, NLM_F_REQUEST | NLM_F_ACK, destroy)?;
     let mut answer = Vec::with_capacity(ANSWER_BYTES);
@@ -104,13 +130,12 @@ fn destroy_one(netlink: &Socket, family: u8, id: SocketId) -> Result<bool> {
         bail!("the kernel answers SOCK_DESTROY with {:?}", message.payload);
     };
     if answer.code.is_none() {
-        return Ok(true);
+        return Ok(Answer::Destroyed);
     }
     let error = answer.to_io();
     match error.raw_os_error() {
-        // Closed, or connected elsewhere, since the dump.
-        Some(libc::ENOENT | libc::ESTALE) => Ok(false),
-        Some(libc::EOPNOTSUPP) => bail!("this kernel lacks CONFIG_INET_DIAG_DESTROY"),
+        Some(libc::ENOENT | libc::ESTALE) => Ok(Answer::NotThere),
+        Some(libc::EOPNOTSUPP) => Ok(Answer::Unsupported),
         _ => Err(error).context("destroying a UDP socket"),
     }
 }

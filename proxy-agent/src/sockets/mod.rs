@@ -3,8 +3,9 @@
 //! Connected UDP sockets whose backend is gone are made to notice (semantics 27).
 //! The socket programs list connected UDP sockets in map `udp_sockets`. One that
 //! points at a backend which no longer serves is destroyed in its own network
-//! namespace, as `ss -K` does: its owner's calls fail and it connects anew. TCP
-//! sockets are never touched.
+//! namespace, as `ss -K` does: its owner's calls fail and it connects anew. Where
+//! the kernel cannot do that, a program on the way out refuses what such sockets
+//! send, as long as there are any. TCP sockets are never touched.
 
 mod clients;
 mod diag;
@@ -14,10 +15,12 @@ mod opt_outs;
 pub use clients::Clients;
 pub use opt_outs::OptOuts;
 
+use crate::attach::{self, AttachOptions};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Kernel, KernelError};
 use anyhow::{Context, Result};
 use aya::maps::{HashMap, MapData, MapError};
+use diag::Destroyed;
 use proxy_common::UdpSocket;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -32,36 +35,70 @@ type Sockets = BTreeMap<u64, UdpSocket>;
 pub struct Outcome {
     /// Sockets that were destroyed.
     pub destroyed: usize,
-    /// Sockets that could not be: their namespace was not found, or the kernel
-    /// cannot destroy sockets.
+    /// Sockets that could not be, since the kernel cannot do that: what they send
+    /// is refused.
+    pub guarded: usize,
+    /// Sockets that could not be for another reason: their namespace was not found.
     pub left: usize,
 }
 
-/// Destroys the sockets of the agent's pins whose backend is gone. Blocks; run
-/// it beside the loop.
-pub fn destroy_stale(pin_dir: &Path) -> Result<Outcome> {
+/// Destroys the sockets of the agent's pins whose backend is gone, or guards
+/// against what they send. Blocks; run it beside the loop.
+pub fn end_stale(options: &AttachOptions) -> Result<Outcome> {
+    let pin_dir = &options.pin_dir;
     let table = Table::open(pin_dir)?;
     let stale = table.stale()?;
     if stale.is_empty() {
+        if attach::guard_is_up(pin_dir) {
+            attach::take_down_guard(pin_dir)?;
+            tracing::info!("no UDP socket sends to a backend that is gone any more");
+        }
         return Ok(Outcome::default());
     }
+    let destroyed = destroy(pin_dir, &table, &stale);
+    let left = stale.len().saturating_sub(destroyed.count);
+    if !destroyed.unsupported {
+        return Ok(Outcome {
+            destroyed: destroyed.count,
+            guarded: 0,
+            left,
+        });
+    }
+    if !attach::guard_is_up(pin_dir) {
+        attach::put_up_guard(options).context("refusing what they send")?;
+        tracing::info!(
+            sockets = stale.len(),
+            "this kernel lacks CONFIG_INET_DIAG_DESTROY: what UDP sockets send to backends that are gone is refused, by a program that all packets pass until they are closed"
+        );
+    }
+    Ok(Outcome {
+        destroyed: destroyed.count,
+        guarded: left,
+        left: 0,
+    })
+}
+
+/// Destroys these sockets, each in its network namespace.
+fn destroy(pin_dir: &Path, table: &Table, stale: &Sockets) -> Destroyed {
     let mut by_netns: BTreeMap<u64, Sockets> = BTreeMap::new();
-    for (cookie, socket) in &stale {
+    for (cookie, socket) in stale {
         by_netns
             .entry(socket.netns)
             .or_default()
             .insert(*cookie, *socket);
     }
-    let mut destroyed = 0;
+    let mut destroyed = Destroyed::default();
     // Entering a namespace is a thread's matter: this one ends with it.
     let result = std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             netns::enter_each(pin_dir, |cookie| {
                 if let Some(sockets) = by_netns.remove(&cookie) {
-                    destroyed +=
+                    let here =
                         diag::destroy(&sockets, |cookie, socket| table.is_still(cookie, socket))?;
+                    destroyed.count += here.count;
+                    destroyed.unsupported |= here.unsupported;
                 }
-                Ok(if by_netns.is_empty() {
+                Ok(if by_netns.is_empty() || destroyed.unsupported {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())
@@ -77,10 +114,7 @@ pub fn destroy_stale(pin_dir: &Path) -> Result<Outcome> {
             "UDP sockets of backends that are gone may hang until they time out: {error:#}"
         );
     }
-    Ok(Outcome {
-        destroyed,
-        left: stale.len().saturating_sub(destroyed),
-    })
+    destroyed
 }
 
 /// Map `udp_sockets`, and the backends that it names.

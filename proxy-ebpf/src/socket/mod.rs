@@ -3,6 +3,7 @@
 mod address;
 mod connect;
 mod connected;
+mod egress;
 mod handshake;
 mod peername;
 mod recvmsg;
@@ -13,6 +14,7 @@ mod udp_flows;
 
 pub use address::{V4, V6};
 pub use connect::connect;
+pub use egress::guard;
 pub use handshake::watch_handshake;
 pub use peername::getpeername;
 pub use recvmsg::recvmsg;
