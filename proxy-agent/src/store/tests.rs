@@ -335,58 +335,6 @@ fn relist(kind: Kind, objects: Vec<Object>) -> Vec<Event> {
         .collect()
 }
 
-fn pod(namespace: &str, pod: &str, translation: Option<SocketTranslation>) -> Object {
-    Object::Pod(Pod {
-        name: ObjectName::new(namespace, pod),
-        uid: format!("uid-{pod}").into(),
-        translation,
-    })
-}
-
-fn namespace(namespace: &str, translation: Option<SocketTranslation>) -> Object {
-    let name = ObjectName::new("", namespace);
-    Object::Namespace(Namespace { name, translation })
-}
-
-fn opted_out(store: &Store) -> Vec<String> {
-    let opted_out = store.opted_out().expect("both lists are complete");
-    opted_out.values().map(ToString::to_string).collect()
-}
-
-#[test]
-fn a_pods_own_label_wins_over_that_of_its_namespace() {
-    use SocketTranslation::{Disabled, Enabled};
-    let mut store = store([
-        namespace("mesh", Some(Disabled)),
-        pod("mesh", "a", None),
-        pod("mesh", "b", Some(Enabled)),
-        pod("shop", "c", None),
-        pod("shop", "d", Some(Disabled)),
-    ]);
-    assert!(store.opted_out().is_none() && !store.opt_outs_settled());
-    let pods = [pod("mesh", "a", None), pod("shop", "d", Some(Disabled))];
-    let namespaces = vec![namespace("mesh", Some(Disabled))];
-    touched(&mut store, relist(Kind::Pod, pods.to_vec()));
-    assert!(store.opted_out().is_none() && !store.opt_outs_settled());
-    touched(&mut store, relist(Kind::Namespace, namespaces));
-    assert_eq!(opted_out(&store), ["mesh/a", "shop/d"]);
-    store.apply(Event::Apply(namespace("mesh", None)));
-    assert_eq!(opted_out(&store), ["shop/d"]);
-    store.apply(Event::Apply(namespace("shop", Some(Disabled))));
-    store.apply(Event::Apply(pod("shop", "d", None)));
-    assert_eq!(opted_out(&store), ["shop/d"]);
-    touched(&mut store, relist(Kind::Namespace, Vec::new()));
-    assert!(opted_out(&store).is_empty());
-}
-
-#[test]
-fn kinds_that_cannot_be_listed_hold_nothing_up() {
-    let mut store = Store::new("n1".into());
-    store.apply(Event::Unavailable(Kind::Pod));
-    store.apply(Event::Unavailable(Kind::Namespace));
-    assert!(store.opt_outs_settled() && store.opted_out().is_none());
-}
-
 #[test]
 fn a_list_that_is_broken_off_removes_nothing() {
     let mut store = store([service("web", "10.96.0.1"), service("api", "10.96.0.2")]);

@@ -108,7 +108,7 @@ impl ControlPlane {
                     { "apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"] },
                     // For Events, and the UIDs of what they are about.
                     { "apiGroups": ["events.k8s.io"], "resources": ["events"], "verbs": ["create"] },
-                    { "apiGroups": [""], "resources": ["services"], "verbs": ["get"] },
+                    { "apiGroups": [""], "resources": ["services", "pods", "namespaces"], "verbs": ["get"] },
                     { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["get"] },
                 ],
             }),

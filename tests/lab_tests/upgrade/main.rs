@@ -1,5 +1,6 @@
 //! From one build or one set of sizes to another, without a gap (K82, invariant 6).
 
+mod builds;
 mod crashes;
 mod world;
 

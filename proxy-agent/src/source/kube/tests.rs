@@ -266,8 +266,28 @@ async fn all_pods_of_the_node_are_asked_for_once_a_namespace_opts_out() {
     while followed.any().await != Event::Done(Kind::Pod) {}
 }
 
+/// What this thread logs.
+type Log = Arc<Mutex<Vec<u8>>>;
+
+struct Writer(Log);
+
+impl std::io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().expect("log").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[tokio::test]
 async fn without_the_right_to_see_pods_and_namespaces_all_else_goes_on() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || Writer(writer.clone()));
+    let _logging = tracing::subscriber::set_default(subscriber.finish());
     let server = Server::start(Manner::Forbidden, "web");
     let mut followed = Followed::new(&[&server.address]);
     let mut missing = vec![
@@ -280,12 +300,16 @@ async fn without_the_right_to_see_pods_and_namespaces_all_else_goes_on() {
         assert!(!matches!(event, Event::Done(Kind::Pod | Kind::Namespace)));
         missing.retain(|it| *it != event);
     }
-    // It is tried again.
+    // It is tried again, and told once.
     let namespaces = |it: &str| it.starts_with("/api/v1/namespaces?");
     let before = server.count(namespaces);
-    while server.count(namespaces) == before {
+    while server.count(namespaces) < before + 2 {
         followed.any().await;
     }
+    let log = String::from_utf8(log.lock().expect("log").clone()).expect("text");
+    let told = log.lines().filter(|it| it.contains("not allowed"));
+    let told: Vec<&str> = told.filter(|it| it.contains("Namespace")).collect();
+    assert_eq!(told.len(), 1, "{log}");
 }
 
 #[tokio::test]

@@ -44,7 +44,8 @@ impl Watch<'_> {
             while let Some(item) = stream.next().await {
                 match item {
                     Ok(event) => {
-                        forbidden = false;
+                        // Told at the beginning of each try.
+                        forbidden &= matches!(event, watcher::Event::Init);
                         if feed.forward(event).await.is_err() {
                             return;
                         }
@@ -57,29 +58,26 @@ impl Watch<'_> {
                         streaming = false;
                         break;
                     }
-                    Err(error) if for_opt_outs(K::KIND) => {
-                        if !(is_forbidden(&error) && forbidden) {
+                    Err(error) => {
+                        let optional = for_opt_outs(K::KIND);
+                        if optional && is_forbidden(&error) {
+                            if !forbidden {
+                                tell_forbidden(K::KIND, &error);
+                            }
+                            forbidden = true;
+                        } else {
                             let error = &error as &dyn std::error::Error;
                             tracing::warn!(
                                 kind = K::KIND.as_str(),
                                 error,
-                                "cannot be listed and watched: labels {SOCKET_TRANSLATION} are not followed until then (it takes verbs list and watch); trying again"
+                                "watch failed, trying again"
                             );
+                            self.trouble.notify_one();
                         }
-                        forbidden = is_forbidden(&error);
                         let event = Event::Unavailable(K::KIND);
-                        if self.events.send(event).await.is_err() {
+                        if optional && self.events.send(event).await.is_err() {
                             return;
                         }
-                    }
-                    Err(error) => {
-                        let error = &error as &dyn std::error::Error;
-                        tracing::warn!(
-                            kind = K::KIND.as_str(),
-                            error,
-                            "watch failed, trying again"
-                        );
-                        self.trouble.notify_one();
                     }
                 }
             }
@@ -156,6 +154,15 @@ fn is_forbidden(error: &watcher::Error) -> bool {
         return false;
     };
     matches!(error, ::kube::Error::Api(status) if status.code == 403)
+}
+
+fn tell_forbidden(kind: Kind, error: &watcher::Error) {
+    let error = error as &dyn std::error::Error;
+    tracing::warn!(
+        kind = kind.as_str(),
+        error,
+        "not allowed to list and watch these: labels {SOCKET_TRANSLATION} are not followed until it is; all else goes on"
+    );
 }
 
 /// Whether the server understood the wish for a streaming list and refuses it:
