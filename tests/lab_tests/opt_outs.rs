@@ -55,8 +55,11 @@ impl<'a> World<'a> {
         let n1 = lab.node("n1");
         let backend = n1.pod("b1")?.serve(8080)?;
         let switch = lab.switch();
-        for (address, prefix) in [("10.96.24.1", 32), ("fd00:96::2401", 128)] {
-            switch.ip(&format!("addr add {address}/{prefix} dev br0"))?;
+        // At once: nobody looks whether another has it, too.
+        let addresses = [("10.96.24.1", "32"), ("fd00:96::2401", "128")];
+        for (address, prefix) in addresses {
+            let flags = if address.contains(':') { "nodad" } else { "" };
+            switch.ip(&format!("addr add {address}/{prefix} dev br0 {flags}"))?;
             let address: IpAddr = address.parse()?;
             switch.listen(Transport::Tcp, address, 80)?;
             switch.listen(Transport::Udp, address, 53)?;
