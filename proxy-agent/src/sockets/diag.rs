@@ -31,7 +31,11 @@ pub(super) fn destroy(
         .context("connecting the sock_diag socket")?;
     let mut destroyed = Destroyed::default();
     for family in [AF_INET, AF_INET6] {
-        for id in connected(&netlink, family)? {
+        let Some(ids) = connected(&netlink, family)? else {
+            destroyed.unsupported = true;
+            return Ok(destroyed);
+        };
+        for id in ids {
             let cookie = u64::from_ne_bytes(id.cookie);
             if let Some(socket) = sockets.get(&cookie)
                 && points_at(&id, socket)
@@ -55,7 +59,7 @@ pub(super) fn destroy(
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Destroyed {
     pub(super) count: usize,
-    /// The kernel lacks CONFIG_INET_DIAG_DESTROY.
+    /// The kernel lacks CONFIG_INET_DIAG_DESTROY, or module udp_diag.
     pub(super) unsupported: bool,
 }
 
@@ -73,8 +77,9 @@ fn points_at(id: &SocketId, socket: &UdpSocket) -> bool {
         && u32::from(id.destination_port) == socket.port
 }
 
-/// The connected UDP sockets of a family.
-fn connected(netlink: &Socket, family: u8) -> Result<Vec<SocketId>> {
+/// The connected UDP sockets of a family; `None` if the kernel has no udp_diag,
+/// which is a module in many.
+fn connected(netlink: &Socket, family: u8) -> Result<Option<Vec<SocketId>>> {
     let any = if family == AF_INET {
         SocketId::new_v4()
     } else {
@@ -100,9 +105,13 @@ fn connected(netlink: &Socket, family: u8) -> Result<Vec<SocketId>> {
                 NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
                     ids.push(response.header.socket_id);
                 }
-                NetlinkPayload::Done(_) => return Ok(ids),
+                NetlinkPayload::Done(_) => return Ok(Some(ids)),
                 NetlinkPayload::Error(error) => {
-                    return Err(error.to_io()).context("listing UDP sockets");
+                    let error = error.to_io();
+                    if error.raw_os_error() == Some(libc::ENOENT) {
+                        return Ok(None);
+                    }
+                    return Err(error).context("listing UDP sockets");
                 }
                 _ => {}
             }

@@ -68,7 +68,7 @@ pub fn end_stale(options: &AttachOptions) -> Result<Outcome> {
         attach::put_up_guard(options).context("refusing what they send")?;
         tracing::info!(
             sockets = stale.len(),
-            "this kernel lacks CONFIG_INET_DIAG_DESTROY: what UDP sockets send to backends that are gone is refused, by a program that all packets pass until they are closed"
+            "this kernel cannot end sockets (CONFIG_INET_DIAG_DESTROY, module udp_diag): what UDP sockets send to backends that are gone is refused, by a program that all packets pass until they are closed"
         );
     }
     Ok(Outcome {
