@@ -6,8 +6,9 @@
 
 use crate::world::ZONES;
 use control_plane::Kind;
-use lab::Peer;
+use lab::{BACKEND_PORT, Peer, SWITCH_PORT};
 use serde_json::{Value, json};
+use std::collections::{HashMap, HashSet};
 
 /// One way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,20 +59,107 @@ pub(crate) enum Fault {
     DeletionsLost,
     /// Backends see another address than the client's: the nodes masquerade.
     Masquerade,
-    /// Every frontend refuses: the Services are not there at all.
-    ServicesLost,
+    /// Nodes lose echo requests.
+    PingsLost,
+    /// A condition of an endpoint that is absent means false.
+    AbsentMeansFalse,
+    /// Every address of an endpoint is an endpoint.
+    MoreAddressesUsed,
+    /// The ports of slices are not read: all of them serve `http` and `udp`.
+    SlicePortsIgnored,
+    /// A slice belongs to the Service that owns it.
+    OwnersJoin,
+    /// Objects of all namespaces are one another's neighbours.
+    NamespacesIgnored,
+    /// Of the slices of a Service only the first one counts.
+    OnlyFirstSlice,
+    /// A slice that comes before its Service is lost.
+    EarlySlicesLost,
+    /// What comes after a deletion is lost, as if the deletion came last.
+    SuccessorsLost,
+    /// Only the first port of a Service is served.
+    OnlyFirstPort,
+    /// Ports are told apart by their number alone, so the first one has it.
+    ProtocolsIgnored,
+    /// Every Service owns [`SWITCH_PORT`] as well.
+    MorePorts,
+    /// Only the first IP family of a Service is served.
+    OnlyFirstFamily,
+    /// `ipMode` of a LoadBalancer IP is not read.
+    IpModeIgnored,
+    /// A proxy's options are not read.
+    OptionsIgnored,
+}
+
+/// What a row has written.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// Objects that are there, as the story means it.
+    written: HashSet<String>,
+    /// Objects that the API was not told of, for [`Fault::overlooks`].
+    overlooked: HashSet<String>,
+    /// The first slice of each Service.
+    first_slices: HashMap<String, String>,
+    deleted: bool,
+}
+
+impl History {
+    /// Notes that an object is written; whether it was there before.
+    pub(crate) fn write(&mut self, object: &str) -> bool {
+        !self.written.insert(object.to_owned())
+    }
+
+    /// Notes that an object is deleted.
+    pub(crate) fn delete(&mut self, object: &str) {
+        self.written.remove(object);
+        self.deleted = true;
+    }
+
+    /// Whether the API was not told of an object.
+    pub(crate) fn is_overlooked(&self, object: &str) -> bool {
+        self.overlooked.contains(object)
+    }
 }
 
 impl Fault {
-    /// Whether it concerns all rows, so that this one must run alone.
+    /// Whether it is a fault of the nodes and concerns all rows, so that this one
+    /// must run alone.
     pub(crate) fn is_of_the_lab(self) -> bool {
-        self == Self::Masquerade
+        matches!(self, Self::Masquerade | Self::PingsLost)
+    }
+
+    /// Whether an object is not written because of what was written before it.
+    pub(crate) fn overlooks(self, kind: Kind, object: &Value, history: &mut History) -> bool {
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let service = object["metadata"]["labels"]["kubernetes.io/service-name"].as_str();
+        let overlooked = match (self, kind, service) {
+            (Self::SuccessorsLost, ..) => history.deleted,
+            (Self::EarlySlicesLost, Kind::Slice, Some(service)) => {
+                let file = format!("service_default_{service}.json");
+                !history.written.contains(&file)
+            }
+            (Self::OnlyFirstSlice, Kind::Slice, Some(service)) => {
+                let first = history.first_slices.entry(service.to_owned());
+                first.or_insert_with(|| name.to_owned()) != name
+            }
+            _ => false,
+        };
+        if overlooked {
+            let kind = if kind == Kind::Slice {
+                "endpointslice"
+            } else {
+                "service"
+            };
+            history
+                .overlooked
+                .insert(format!("{kind}_default_{name}.json"));
+        }
+        overlooked
     }
 
     /// Whether an object is not written at all.
-    pub(crate) fn swallows(self, kind: Kind, is_change: bool, is_deletion: bool) -> bool {
+    pub(crate) fn swallows(self, is_change: bool, is_deletion: bool) -> bool {
         match self {
-            Self::ServicesLost => kind == Kind::Service,
             Self::ChangesLost => is_change || is_deletion,
             Self::DeletionsLost => is_deletion,
             _ => false,
@@ -93,7 +181,6 @@ impl Fault {
                 let there = strangers.iter().filter(|it| it.node_name() == Some(node));
                 there.for_each(|stranger| add(stranger, object));
             }
-            (_, Kind::Slice) => self.distort_endpoints(object),
             (Self::PoliciesIgnored, Kind::Service) => {
                 for policy in ["internalTrafficPolicy", "externalTrafficPolicy"] {
                     remove(&mut object["spec"], policy);
@@ -113,7 +200,40 @@ impl Fault {
             }
             (Self::FieldIgnored(field), Kind::Service) => remove(&mut object["spec"], field),
             (Self::StatusIgnored, Kind::Service) => remove(object, "status"),
+            (Self::AbsentMeansFalse, Kind::Slice) => {
+                endpoints(object).iter_mut().for_each(fill_conditions);
+            }
+            (Self::MoreAddressesUsed, Kind::Slice) => split_addresses(object),
+            (Self::SlicePortsIgnored, Kind::Slice) => {
+                object["ports"] = json!([
+                    { "name": "http", "port": BACKEND_PORT, "protocol": "TCP" },
+                    { "name": "udp", "port": BACKEND_PORT, "protocol": "UDP" },
+                ]);
+            }
+            (Self::OwnersJoin, Kind::Slice) => {
+                let owner = object["metadata"]["ownerReferences"][0]["name"].clone();
+                if owner.is_string() {
+                    object["metadata"]["labels"]["kubernetes.io/service-name"] = owner;
+                }
+            }
+            (Self::OnlyFirstPort, Kind::Service) => truncate(&mut object["spec"]["ports"]),
+            (Self::ProtocolsIgnored, Kind::Service) => one_port_per_number(object),
+            (Self::MorePorts, Kind::Service) => add_ports(object),
+            (Self::MorePorts, Kind::Slice) => add_slice_ports(object),
+            (Self::OnlyFirstFamily, Kind::Service) => {
+                truncate(&mut object["spec"]["clusterIPs"]);
+                truncate(&mut object["spec"]["ipFamilies"]);
+                object["spec"]["ipFamilyPolicy"] = "SingleStack".into();
+            }
+            (Self::IpModeIgnored, Kind::Service) => {
+                let ingress = object["status"]["loadBalancer"]["ingress"].as_array_mut();
+                ingress
+                    .into_iter()
+                    .flatten()
+                    .for_each(|it| remove(it, "ipMode"));
+            }
             (Self::TypeIgnored, Kind::Service) => become_cluster_ip(object),
+            (_, Kind::Slice) => self.distort_endpoints(object),
             _ => {}
         }
     }
@@ -190,6 +310,67 @@ fn become_lb_ips(service: &mut Value) {
 fn remove(object: &mut Value, field: &str) {
     if let Some(fields) = object.as_object_mut() {
         fields.remove(field);
+    }
+}
+
+fn truncate(list: &mut Value) {
+    if let Some(list) = list.as_array_mut() {
+        list.truncate(1);
+    }
+}
+
+fn fill_conditions(endpoint: &mut Value) {
+    for condition in ["ready", "serving", "terminating"] {
+        let value = &mut endpoint["conditions"][condition];
+        if value.is_null() {
+            *value = false.into();
+        }
+    }
+}
+
+fn split_addresses(slice: &mut Value) {
+    let Some(endpoints) = slice["endpoints"].as_array_mut() else {
+        return;
+    };
+    let each = endpoints.iter().flat_map(|endpoint| {
+        let addresses = endpoint["addresses"].as_array().into_iter().flatten();
+        addresses.map(|address| {
+            let mut alone = endpoint.clone();
+            alone["addresses"] = json!([address]);
+            alone
+        })
+    });
+    *endpoints = each.collect();
+}
+
+fn one_port_per_number(service: &mut Value) {
+    let mut numbers = HashSet::new();
+    if let Some(ports) = service["spec"]["ports"].as_array_mut() {
+        ports.retain(|port| numbers.insert(port["port"].clone()));
+    }
+}
+
+/// Names and protocols of the ports of [`Fault::MorePorts`].
+const MORE_PORTS: [(&str, &str); 2] = [("more", "TCP"), ("more-udp", "UDP")];
+
+fn add_ports(service: &mut Value) {
+    let spec = &mut service["spec"];
+    if spec["type"] == "LoadBalancer" {
+        // A NodePort that the API server chooses may be another row's.
+        spec["allocateLoadBalancerNodePorts"] = false.into();
+    }
+    for (name, protocol) in MORE_PORTS {
+        if let Some(ports) = spec["ports"].as_array_mut() {
+            ports.push(json!({ "name": name, "port": SWITCH_PORT, "protocol": protocol }));
+        }
+    }
+}
+
+fn add_slice_ports(slice: &mut Value) {
+    for (name, protocol) in MORE_PORTS {
+        if let Some(ports) = slice["ports"].as_array_mut() {
+            ports.push(json!({ "name": name, "port": BACKEND_PORT, "protocol": protocol }));
+        }
     }
 }
 

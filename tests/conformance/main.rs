@@ -11,6 +11,7 @@ mod alike;
 mod check;
 mod fault;
 mod pending;
+mod props;
 mod proxy;
 mod report;
 mod row;

@@ -8,6 +8,17 @@ use anyhow::{Result, ensure};
 const PENDING: &[(&str, &[&str])] = &[(
     "device programs",
     &[
+        "families-serve-by-themselves-outside",
+        "node-port-serves-outside-clients",
+        "node-port-of-another-node-serves",
+        "node-port-of-another-node-is-for-that-node",
+        "node-port-of-another-node-is-for-that-node-for-pods",
+        "node-port-borrows-the-port-of-a-process-outside",
+        "load-balancer-ips-serve-outside-clients",
+        "external-ips-serve-outside-clients",
+        "external-ip-may-be-a-nodes-address-outside",
+        "frontends-go-with-the-type-outside",
+        "frontends-without-endpoints-refuse-outside-clients",
         "local-fallback-outside",
         "zone-hints-narrow-outside",
         "hints-leave-the-local-set-alone-outside",

@@ -21,6 +21,14 @@ impl Family {
     /// IPv4 alone.
     pub(crate) const ONLY_V4: &'static [Self] = &[Self::V4];
 
+    /// The other one.
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::V4 => Self::V6,
+            Self::V6 => Self::V4,
+        }
+    }
+
     /// As in `spec.ipFamilies`.
     pub(crate) fn as_str(self) -> &'static str {
         match self {

@@ -4,8 +4,15 @@
 mod addresses;
 mod affinity;
 mod endpoints;
+mod external;
+mod families;
+mod frontends;
+mod objects;
 mod policies;
 mod refusals;
+mod reuse;
+mod slices;
+mod sockets;
 mod source_ranges;
 mod topology;
 
@@ -14,6 +21,13 @@ use crate::row::Row;
 /// All rows, in the order of the rules.
 pub(crate) fn all() -> Vec<Row> {
     let mut rows = [
+        objects::rows(),
+        slices::rows(),
+        families::rows(),
+        frontends::rows(),
+        external::rows(),
+        reuse::rows(),
+        sockets::rows(),
         endpoints::rows(),
         topology::rows(),
         policies::rows(),

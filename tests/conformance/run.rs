@@ -169,13 +169,13 @@ fn tell(world: &World, troupe: &Troupe, task: Task<'_>) -> Result<()> {
     let fault = broken.then_some(row.fault);
     let stage = Stage::new(world, troupe, family, space, fault)?;
     let lab_fault = fault.filter(|it| it.is_of_the_lab());
-    if lab_fault.is_some() {
-        world.masquerade(true)?;
+    if let Some(fault) = lab_fault {
+        world.spoil(fault)?;
     }
     let told = (row.story)(&stage);
     let cleared = stage.clear();
-    if lab_fault.is_some() {
-        world.masquerade(false)?;
+    if let Some(fault) = lab_fault {
+        world.mend(fault)?;
     }
     told.and(cleared)
 }

@@ -6,7 +6,7 @@
 //! seen is the outcome and not the way there.
 
 use crate::check::{holds, judged};
-use crate::fault::Fault;
+use crate::fault::{Fault, History};
 use crate::row::Family;
 use crate::troupe::{Troupe, address};
 use crate::world::{Numbers, PATIENCE, World};
@@ -16,7 +16,6 @@ use lab::manifests::{Manifest, ObjectId, Service, Slice, service, slice};
 use lab::{BACKEND_PORT, Counts, Dial, Outcome, Peer, Transport, eventually};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
-use std::collections::HashSet;
 use std::net::SocketAddr;
 
 /// How long nothing may come back before it counts as silence: it covers the
@@ -28,6 +27,9 @@ pub(crate) const SILENCE_MS: u64 = 1500;
 /// the retransmission only.
 pub(crate) const REFUSAL_MS: u64 = 3500;
 
+/// How long something that must come may take, on a machine that has a lot to do.
+const ANSWER_MS: u64 = 5000;
+
 /// See the module.
 pub(crate) struct Stage<'w> {
     pub(crate) world: &'w World,
@@ -38,8 +40,9 @@ pub(crate) struct Stage<'w> {
     pub(crate) own: Numbers,
     troupe: &'w Troupe,
     fault: Option<Fault>,
-    /// Objects that were written.
-    written: RefCell<HashSet<String>>,
+    history: RefCell<History>,
+    /// Whether there is a second API namespace.
+    has_neighbour: Cell<bool>,
     unsettled: Cell<bool>,
 }
 
@@ -70,20 +73,29 @@ impl<'w> Stage<'w> {
             own: world.numbers(),
             troupe,
             fault,
-            written: RefCell::default(),
+            history: RefCell::default(),
+            has_neighbour: Cell::new(false),
             unsettled: Cell::new(false),
         })
     }
 
     /// Removes what the row wrote, so that the proxies do not carry it on.
     pub(crate) fn clear(&self) -> Result<()> {
-        for kind in [Kind::Service, Kind::Slice] {
-            for object in self.world.api.list(kind, &self.space)? {
-                let name = object["metadata"]["name"].as_str().unwrap_or_default();
-                self.world.api.delete(kind, &self.space, name, None)?;
+        let neighbour = self.has_neighbour.get().then(|| self.neighbour());
+        for space in [self.space.clone()].into_iter().chain(neighbour) {
+            for kind in [Kind::Service, Kind::Slice] {
+                for object in self.world.api.list(kind, &space)? {
+                    let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                    self.world.api.delete(kind, &space, name, None)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Name of the row's second API namespace.
+    fn neighbour(&self) -> String {
+        format!("{}-next", self.space)
     }
 
     /// A ClusterIP Service in the row's family with the row's own address:
@@ -150,6 +162,25 @@ impl<'w> Stage<'w> {
             .ready_endpoints(backends.iter().copied())
     }
 
+    /// Creates an object in a second API namespace.
+    pub(crate) fn apply_next_door(&self, manifest: &impl Manifest) -> Result<()> {
+        if self.fault == Some(Fault::NamespacesIgnored) {
+            return self.apply(manifest);
+        }
+        let (api, space) = (&self.world.api, self.neighbour());
+        if !self.has_neighbour.replace(true) {
+            api.create(
+                Kind::Namespace,
+                "",
+                &json!({ "metadata": { "name": space } }),
+            )?;
+        }
+        let mut object = manifest.to_json();
+        object["metadata"]["namespace"] = space.as_str().into();
+        self.unsettled.set(true);
+        api.create(kind(&manifest.id())?, &space, &object).map(drop)
+    }
+
     /// Writes an object, or replaces it.
     pub(crate) fn apply(&self, manifest: &impl Manifest) -> Result<()> {
         let id = manifest.id();
@@ -165,9 +196,11 @@ impl<'w> Stage<'w> {
     /// Writes an object of which no builder makes such a one.
     pub(crate) fn write(&self, id: &ObjectId, mut object: Value) -> Result<()> {
         let kind = kind(id)?;
-        let is_change = !self.written.borrow_mut().insert(id.file_name());
+        let is_change = self.history.borrow_mut().write(&id.file_name());
         if let Some(fault) = self.fault {
-            if fault.swallows(kind, is_change, false) {
+            if fault.swallows(is_change, false)
+                || fault.overlooks(kind, &object, &mut self.history.borrow_mut())
+            {
                 return Ok(());
             }
             fault.distort(kind, &mut object, &self.world.strangers);
@@ -192,10 +225,13 @@ impl<'w> Stage<'w> {
     pub(crate) fn delete(&self, manifest: &impl Manifest) -> Result<()> {
         let id = manifest.id();
         let kind = kind(&id)?;
-        self.written.borrow_mut().remove(&id.file_name());
-        if self.fault.is_some_and(|it| it.swallows(kind, false, true)) {
-            // A new one of that name would be an error and no proof.
-            self.written.borrow_mut().insert(id.file_name());
+        let mut history = self.history.borrow_mut();
+        if self.fault.is_some_and(|it| it.swallows(false, true)) {
+            // It stays noted: a new one of that name would be an error and no proof.
+            return Ok(());
+        }
+        history.delete(&id.file_name());
+        if history.is_overlooked(&id.file_name()) {
             return Ok(());
         }
         self.unsettled.set(true);
@@ -204,13 +240,37 @@ impl<'w> Stage<'w> {
 
     /// Changes a node's zone; `None` takes the label away. Proxies follow `soon`.
     pub(crate) fn label_zone(&self, node: &str, zone: Option<&str>) -> Result<()> {
-        if self
-            .fault
-            .is_some_and(|it| it.swallows(Kind::Node, true, false))
-        {
+        if self.fault.is_some_and(|it| it.swallows(true, false)) {
             return Ok(());
         }
         self.world.label_zone(node, zone)
+    }
+
+    /// Runs a node's proxy with other options for a while. Fairlead takes flags,
+    /// kube-proxy fields of its configuration.
+    pub(crate) fn with_options<T>(
+        &self,
+        node: &str,
+        fairlead: &[&str],
+        kube_proxy: &Value,
+        meanwhile: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let world = self.world;
+        world.kill_proxy(node)?;
+        if self.fault == Some(Fault::OptionsIgnored) {
+            world.start_proxy(node)?;
+        } else {
+            world.start_proxy_with(node, fairlead, kube_proxy)?;
+        }
+        // A proxy is healthy while it starts.
+        let started = world.wait_healthy(node);
+        let settled = started.and_then(|()| world.settle(self.troupe, &self.space, self.family));
+        let outcome = settled.and_then(|()| meanwhile());
+        world.kill_proxy(node)?;
+        world.start_proxy(node)?;
+        world.wait_healthy(node)?;
+        world.settle(self.troupe, &self.space, self.family)?;
+        outcome
     }
 
     /// Waits until every proxy follows the API.
@@ -232,6 +292,11 @@ impl Stage<'_> {
     /// The ClusterIP of another of the row's Services, with its port.
     pub(crate) fn cluster_ip_of(&self, numbers: &Numbers) -> String {
         join(&numbers.cluster_ip(self.family), 80)
+    }
+
+    /// A ClusterIP of this row in the other family, with its port.
+    pub(crate) fn other_cluster_ip(&self) -> String {
+        join(&self.own.cluster_ip(self.family.other()), 80)
     }
 
     /// The row's LoadBalancer IP with its port.
@@ -273,11 +338,21 @@ impl Stage<'_> {
 
 // What clients see. Each waits for the proxies first.
 impl Stage<'_> {
-    /// One dial, whatever comes of it.
+    /// One dial of which something must come.
     pub(crate) fn dial(&self, from: &Peer, transport: Transport, to: &str) -> Result<Outcome> {
+        self.dial_for(ANSWER_MS, from, transport, to)
+    }
+
+    fn dial_for(
+        &self,
+        timeout_ms: u64,
+        from: &Peer,
+        transport: Transport,
+        to: &str,
+    ) -> Result<Outcome> {
         self.settle()?;
         let mut dial = Dial::new(transport, socket_address(to)?);
-        dial.timeout_ms = SILENCE_MS;
+        dial.timeout_ms = timeout_ms;
         from.dial(dial)
     }
 
@@ -291,7 +366,7 @@ impl Stage<'_> {
     ) -> Result<Counts> {
         self.settle()?;
         let mut dial = Dial::new(transport, socket_address(to)?);
-        dial.timeout_ms = SILENCE_MS;
+        dial.timeout_ms = ANSWER_MS;
         from.many(dial, count)
     }
 
@@ -345,12 +420,20 @@ impl Stage<'_> {
 
     /// Nothing comes back.
     pub(crate) fn silent(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
-        judged(self.dial(from, transport, to)?.failed_with("TIMEOUT"))
+        let outcome = self.dial_for(SILENCE_MS, from, transport, to)?;
+        judged(outcome.failed_with("TIMEOUT"))
     }
 
     /// An error or silence, but no backend.
     pub(crate) fn unanswered(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
-        judged(self.dial(from, transport, to)?.unanswered())
+        let outcome = self.dial_for(SILENCE_MS, from, transport, to)?;
+        judged(outcome.unanswered())
+    }
+
+    /// An echo request is answered.
+    pub(crate) fn echoed(&self, from: &Peer, to: &str) -> Result<()> {
+        self.settle()?;
+        judged(from.ping(to.parse()?)?.came_back())
     }
 
     /// In the end it is so: for what a proxy follows by itself, such as a

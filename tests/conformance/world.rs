@@ -1,19 +1,25 @@
 //! Where the rows are tried: three nodes with one kind of proxy, a real API
 //! server, backends, outside clients.
 
+use crate::fault::Fault;
 use crate::proxy::Proxy;
 use crate::row::Family;
 use crate::troupe::Troupe;
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use control_plane::{Api, ControlPlane, Kind, KubeProxy};
 use lab::manifests::Manifest;
-use lab::{BACKEND_PORT, Lab, Peer, SERVICE_CIDRS, eventually};
+use lab::{BACKEND_PORT, Lab, Node, Peer, SERVICE_CIDRS, eventually};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Last octet of the host that is no node.
+const OUTSIDE: u8 = 60;
 
 /// How long the API server may take to start.
 const START: Duration = Duration::from_secs(60);
@@ -49,6 +55,8 @@ pub(crate) struct World {
     pub(crate) b3: Peer,
     /// Backends on n1 and n2 that no row asks for.
     pub(crate) strangers: Vec<Peer>,
+    /// A host of the LAN that is no node; it knows the way to pods.
+    pub(crate) outside: Peer,
     numbers: AtomicU32,
 }
 
@@ -69,6 +77,7 @@ impl World {
             b1: backend("b1", "n1")?,
             b2: backend("b2", "n2")?,
             b3: backend("b3", "n3")?,
+            outside: lab.host("outside", OUTSIDE)?.serve(BACKEND_PORT)?,
             strangers: vec![backend("stranger-1", "n1")?, backend("stranger-2", "n2")?],
             lab,
             plane,
@@ -84,6 +93,8 @@ impl World {
     }
 
     fn furnish(&self) -> Result<()> {
+        // What is sent to a frontend and left alone ends up at the switch.
+        self.lab.switch().clone().serve(80)?;
         let node = |number: usize| &self.lab.nodes()[number];
         for (client, node) in [("c1", node(0)), ("c2", node(1))] {
             self.route(self.lab.client(client), node)?;
@@ -177,6 +188,30 @@ impl World {
                     .with_context(|| format!("{node} has no kube-proxy"))
             }
         }
+    }
+
+    /// Whatever happens meanwhile, no proxy sees it before the end.
+    pub(crate) fn while_asleep<T>(&self, meanwhile: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.signal_proxies(Signal::SIGSTOP)?;
+        let outcome = meanwhile();
+        self.signal_proxies(Signal::SIGCONT)?;
+        outcome
+    }
+
+    fn signal_proxies(&self, signal: Signal) -> Result<()> {
+        for node in self.lab.nodes() {
+            let id = match self.proxy.mode() {
+                None => node.agent_pid()?,
+                Some(_) => self
+                    .kube_proxies()
+                    .get(node.name())
+                    .with_context(|| format!("{} has no kube-proxy", node.name()))?
+                    .pid(),
+            };
+            kill(Pid::from_raw(id.try_into()?), signal)
+                .with_context(|| format!("{signal} to the proxy of {}", node.name()))?;
+        }
+        Ok(())
     }
 
     /// Whether a node's proxy runs.
@@ -309,6 +344,11 @@ impl Numbers {
         30_001 + (self.number % 1300) as u16
     }
 
+    /// A port for a process of a node.
+    pub(crate) fn host_port(&self) -> u16 {
+        20_001 + (self.number % 1300) as u16
+    }
+
     /// healthCheckNodePort.
     pub(crate) fn health_port(&self) -> u16 {
         31_400 + (self.number % 1300) as u16
@@ -323,42 +363,69 @@ impl std::ops::Deref for World {
     }
 }
 
-/// The table of [`World::masquerade`].
-const MASQUERADE: &str = "inet wrong_lab";
+/// The table of [`World::spoil`].
+const SPOILT: &str = "inet wrong_lab";
 
 impl World {
-    /// The fault by which backends see other addresses: every node hides whoever
-    /// talks to a backend, itself included, behind one more address of its own.
-    pub(crate) fn masquerade(&self, on: bool) -> Result<()> {
+    /// Makes every node wrong in a way that concerns all rows.
+    pub(crate) fn spoil(&self, fault: Fault) -> Result<()> {
         for (number, node) in (1..).zip(self.lab.nodes()) {
-            let (v4, v6) = (
-                format!("192.0.2.6{number}"),
-                format!("2001:db8:2::6{number}"),
-            );
-            let change = if on { "replace" } else { "delete" };
-            // Never the source of the node's own choice.
-            let lifetime = if on { " nodad preferred_lft 0" } else { "" };
-            node.host().ip(&format!(
-                "addr {change} {v4}/32 dev eth0\naddr {change} {v6}/128 dev eth0{lifetime}"
-            ))?;
-            let rules = if on {
-                format!(
-                    "table {MASQUERADE} {{ chain post {{ type nat hook postrouting priority 90; \
-                     meta nfproto ipv4 th dport {BACKEND_PORT} snat to {v4}; \
-                     meta nfproto ipv6 th dport {BACKEND_PORT} snat to {v6}; }}; }}"
-                )
-            } else {
-                format!("delete table {MASQUERADE}")
+            let (v4, v6) = hiding_addresses(number);
+            let chain = match fault {
+                // Whoever talks to a backend, the node itself included, is hidden
+                // behind one more address of the node, never its own choice.
+                Fault::Masquerade => {
+                    node.host().ip(&format!(
+                        "addr replace {v4}/32 dev eth0\n\
+                         addr replace {v6}/128 dev eth0 nodad preferred_lft 0"
+                    ))?;
+                    format!(
+                        "type nat hook postrouting priority 90; \
+                         meta nfproto ipv4 th dport {BACKEND_PORT} snat to {v4}; \
+                         meta nfproto ipv6 th dport {BACKEND_PORT} snat to {v6};"
+                    )
+                }
+                Fault::PingsLost => "type filter hook prerouting priority -310; \
+                     icmp type echo-request drop; icmpv6 type echo-request drop;"
+                    .to_owned(),
+                other => bail!("{other:?} is no fault of the nodes"),
             };
-            let mut nft = Command::new("nft");
-            nft.arg(&rules).stdin(Stdio::null());
-            let output = node
-                .host()
-                .spawn(nft)?
-                .wait_with_output()
-                .context("wait for nft")?;
-            ensure!(output.status.success(), "nft on {} failed", node.name());
+            nft(
+                node,
+                &format!("table {SPOILT} {{ chain wrong {{ {chain} }}; }}"),
+            )?;
         }
         Ok(())
     }
+
+    /// Makes them right again.
+    pub(crate) fn mend(&self, fault: Fault) -> Result<()> {
+        for (number, node) in (1..).zip(self.lab.nodes()) {
+            nft(node, &format!("delete table {SPOILT}"))?;
+            if fault == Fault::Masquerade {
+                let (v4, v6) = hiding_addresses(number);
+                node.host().ip(&format!(
+                    "addr delete {v4}/32 dev eth0\naddr delete {v6}/128 dev eth0"
+                ))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Addresses that node number `number` has with [`Fault::Masquerade`].
+fn hiding_addresses(number: u8) -> (String, String) {
+    (
+        format!("192.0.2.6{number}"),
+        format!("2001:db8:2::6{number}"),
+    )
+}
+
+fn nft(node: &Node, commands: &str) -> Result<()> {
+    let mut nft = Command::new("nft");
+    nft.arg(commands).stdin(Stdio::null());
+    let output = node.host().spawn(nft)?.wait_with_output();
+    let output = output.context("wait for nft")?;
+    ensure!(output.status.success(), "nft on {} failed", node.name());
+    Ok(())
 }
