@@ -57,6 +57,8 @@ pub(crate) enum Fault {
     ChangesLost,
     /// Deleted objects stay.
     DeletionsLost,
+    /// Every frontend refuses: the Services are not there at all.
+    ServicesLost,
     /// Backends see another address than the client's: the nodes masquerade.
     Masquerade,
     /// Nodes lose echo requests.
@@ -89,6 +91,26 @@ pub(crate) enum Fault {
     IpModeIgnored,
     /// A proxy's options are not read.
     OptionsIgnored,
+    /// Nodes hide all outside clients behind one port.
+    OneSourcePort,
+    /// Nodes let no ICMP error pass.
+    IcmpLost,
+    /// Nodes change a byte in whatever is large.
+    BytesChanged,
+    /// Nodes give UDP datagrams a checksum that is not theirs.
+    ChecksumsBroken,
+    /// Connections and connected UDP sockets end with every change of an object.
+    ConnectionsCut,
+    /// Annotations of Services and slices are not read.
+    AnnotationsIgnored,
+    /// Stray resets have the right sequence number.
+    ResetsFit,
+    /// A redirection in a pod's namespace does nothing.
+    RedirectionLost,
+    /// A proxy's own flags are not read.
+    FlagsIgnored,
+    /// What a proxy programmed goes when the proxy does.
+    RulesGoWithProxy,
 }
 
 /// What a row has written.
@@ -125,7 +147,39 @@ impl Fault {
     /// Whether it is a fault of the nodes and concerns all rows, so that this one
     /// must run alone.
     pub(crate) fn is_of_the_lab(self) -> bool {
-        matches!(self, Self::Masquerade | Self::PingsLost)
+        self.rules().is_some() || matches!(self, Self::Masquerade | Self::ConnectionsCut)
+    }
+
+    /// What it adds to the firewall of every node: a chain of nftables.
+    pub(crate) fn rules(self) -> Option<String> {
+        let nat = "type nat hook postrouting priority 90;";
+        let last = "type filter hook postrouting priority 200;";
+        let chain = match self {
+            Self::OneSourcePort => {
+                let hide = format!("th dport {BACKEND_PORT} masquerade to :4000;");
+                let (tcp, udp) = ("meta l4proto tcp", "meta l4proto udp");
+                let clients = [
+                    "ip saddr 192.0.2.100-192.0.2.199",
+                    "ip6 saddr 2001:db8:2::100-2001:db8:2::1ff",
+                ];
+                let rules = clients.map(|from| format!("{from} {tcp} {hide} {from} {udp} {hide}"));
+                format!("{nat} {}", rules.concat())
+            }
+            Self::IcmpLost => format!(
+                "{last} icmp type destination-unreachable drop; \
+                 icmpv6 type {{ destination-unreachable, packet-too-big }} drop;"
+            ),
+            // Far enough from the start to be behind all headers.
+            Self::BytesChanged => {
+                format!("{last} th dport {BACKEND_PORT} meta length > 1000 @th,800,8 set 0x58;")
+            }
+            Self::ChecksumsBroken => format!("{last} udp dport {BACKEND_PORT} @th,48,16 set 0x1;"),
+            Self::PingsLost => "type filter hook prerouting priority -310; \
+                 icmp type echo-request drop; icmpv6 type echo-request drop;"
+                .to_owned(),
+            _ => return None,
+        };
+        Some(chain)
     }
 
     /// Whether an object is not written because of what was written before it.
@@ -158,8 +212,9 @@ impl Fault {
     }
 
     /// Whether an object is not written at all.
-    pub(crate) fn swallows(self, is_change: bool, is_deletion: bool) -> bool {
+    pub(crate) fn swallows(self, kind: Kind, is_change: bool, is_deletion: bool) -> bool {
         match self {
+            Self::ServicesLost => kind == Kind::Service,
             Self::ChangesLost => is_change || is_deletion,
             Self::DeletionsLost => is_deletion,
             _ => false,
@@ -180,6 +235,9 @@ impl Fault {
             (Self::StrangerOn(node), Kind::Slice) => {
                 let there = strangers.iter().filter(|it| it.node_name() == Some(node));
                 there.for_each(|stranger| add(stranger, object));
+            }
+            (Self::AnnotationsIgnored, Kind::Service | Kind::Slice) => {
+                remove(&mut object["metadata"], "annotations");
             }
             (Self::PoliciesIgnored, Kind::Service) => {
                 for policy in ["internalTrafficPolicy", "externalTrafficPolicy"] {

@@ -45,7 +45,7 @@ fn cell(column: &Column, row: usize, family: Family) -> String {
         .outcomes
         .iter()
         .find(|it| it.row == row && it.family == family);
-    found.map(short).unwrap_or_default()
+    found.map_or("–".to_owned(), short)
 }
 
 fn short(outcome: &Outcome) -> String {

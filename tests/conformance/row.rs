@@ -80,6 +80,9 @@ pub(crate) struct Row {
     pub(crate) differs: Vec<Differs>,
     /// It changes what others rely on: a node, its proxy, the API server.
     pub(crate) alone: bool,
+    /// The only proxy that it is about, if it is about something that others
+    /// do not have.
+    pub(crate) only: Option<Proxy>,
     pub(crate) story: Story,
 }
 
@@ -103,6 +106,7 @@ impl Row {
             families: Family::BOTH,
             differs: Vec::new(),
             alone: false,
+            only: None,
             story,
         }
     }
@@ -123,6 +127,17 @@ impl Row {
     pub(crate) fn alone(mut self) -> Self {
         self.alone = true;
         self
+    }
+
+    /// It is about an option that no other proxy has.
+    pub(crate) fn only(mut self, proxy: Proxy) -> Self {
+        self.only = Some(proxy);
+        self
+    }
+
+    /// Whether it is about this proxy.
+    pub(crate) fn concerns(&self, proxy: Proxy) -> bool {
+        self.only.is_none_or(|only| only == proxy)
     }
 
     /// A proxy is known to do otherwise.

@@ -3,18 +3,25 @@
 
 mod addresses;
 mod affinity;
+mod beside;
+mod connections;
+mod devices;
 mod endpoints;
 mod external;
 mod families;
 mod frontends;
+mod health;
 mod objects;
+mod packets;
 mod policies;
 mod refusals;
+mod restart;
 mod reuse;
 mod slices;
 mod sockets;
 mod source_ranges;
 mod topology;
+mod udp;
 
 use crate::row::Row;
 
@@ -35,6 +42,13 @@ pub(crate) fn all() -> Vec<Row> {
         addresses::rows(),
         source_ranges::rows(),
         affinity::rows(),
+        connections::rows(),
+        udp::rows(),
+        packets::rows(),
+        health::rows(),
+        restart::rows(),
+        beside::rows(),
+        devices::rows(),
     ]
     .into_iter()
     .flatten()

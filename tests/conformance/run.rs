@@ -73,7 +73,9 @@ pub(crate) fn column(proxy: Proxy, rows: &[&Row], broken: bool, jobs: usize) -> 
     let begun = Instant::now();
     eprintln!("conformance: {}", proxy.as_str());
     let world = World::new(proxy).with_context(|| format!("build a lab for {}", proxy.as_str()))?;
-    let tasks = rows.iter().enumerate().flat_map(|(index, &row)| {
+    let concerned = rows.iter().enumerate();
+    let concerned = concerned.filter(|(_, row)| row.concerns(proxy));
+    let tasks = concerned.flat_map(|(index, &row)| {
         row.families.iter().map(move |&family| Task {
             index,
             row,
@@ -168,15 +170,10 @@ fn tell(world: &World, troupe: &Troupe, task: Task<'_>) -> Result<()> {
     let space = format!("{}-{}", row.name, family.as_str().to_lowercase());
     let fault = broken.then_some(row.fault);
     let stage = Stage::new(world, troupe, family, space, fault)?;
-    let lab_fault = fault.filter(|it| it.is_of_the_lab());
-    if let Some(fault) = lab_fault {
-        world.spoil(fault)?;
-    }
+    fault.map_or(Ok(()), |fault| world.go_wrong(fault))?;
     let told = (row.story)(&stage);
     let cleared = stage.clear();
-    if let Some(fault) = lab_fault {
-        world.mend(fault)?;
-    }
+    fault.map_or(Ok(()), |fault| world.put_right(fault))?;
     told.and(cleared)
 }
 

@@ -5,18 +5,21 @@
 //! look after a write waits until every proxy follows the API, so that what is
 //! seen is the outcome and not the way there.
 
-use crate::check::{holds, judged};
+mod alone;
+mod sees;
+
+pub(crate) use alone::then_restore;
+
 use crate::fault::{Fault, History};
 use crate::row::Family;
 use crate::troupe::{Troupe, address};
-use crate::world::{Numbers, PATIENCE, World};
-use anyhow::{Context, Result, bail};
+use crate::world::{Numbers, World};
+use anyhow::{Result, bail};
 use control_plane::Kind;
 use lab::manifests::{Manifest, ObjectId, Service, Slice, service, slice};
-use lab::{BACKEND_PORT, Counts, Dial, Outcome, Peer, Transport, eventually};
+use lab::{BACKEND_PORT, Peer};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
-use std::net::SocketAddr;
 
 /// How long nothing may come back before it counts as silence: it covers the
 /// first retransmission of a SYN.
@@ -26,9 +29,6 @@ pub(crate) const SILENCE_MS: u64 = 1500;
 /// SYN, while the socket is locked, and the kernel then acts on an ICMP error at
 /// the retransmission only.
 pub(crate) const REFUSAL_MS: u64 = 3500;
-
-/// How long something that must come may take, on a machine that has a lot to do.
-const ANSWER_MS: u64 = 5000;
 
 /// See the module.
 pub(crate) struct Stage<'w> {
@@ -148,12 +148,18 @@ impl<'w> Stage<'w> {
 
     /// The same with a name of its own.
     pub(crate) fn named_slice(&self, name: &str, service: &str) -> Slice {
+        self.bare_slice(name, service)
+            .port("http", BACKEND_PORT)
+            .udp_port("udp", BACKEND_PORT)
+    }
+
+    /// The same without ports.
+    pub(crate) fn bare_slice(&self, name: &str, service: &str) -> Slice {
         let new = slice(name, service);
-        let new = match self.family {
+        match self.family {
             Family::V4 => new,
             Family::V6 => new.v6(),
-        };
-        new.port("http", BACKEND_PORT).udp_port("udp", BACKEND_PORT)
+        }
     }
 
     /// A slice of a Service with these endpoints, all ready.
@@ -183,8 +189,18 @@ impl<'w> Stage<'w> {
 
     /// Writes an object, or replaces it.
     pub(crate) fn apply(&self, manifest: &impl Manifest) -> Result<()> {
+        self.apply_with(manifest, |_| {})
+    }
+
+    /// The same with a change that no builder makes.
+    pub(crate) fn apply_with(
+        &self,
+        manifest: &impl Manifest,
+        change: impl FnOnce(&mut Value),
+    ) -> Result<()> {
         let id = manifest.id();
         let mut object = manifest.to_json();
+        change(&mut object);
         object["metadata"]["namespace"] = self.space.as_str().into();
         if let Some(metadata) = object["metadata"].as_object_mut() {
             // The API server's own.
@@ -198,7 +214,7 @@ impl<'w> Stage<'w> {
         let kind = kind(id)?;
         let is_change = self.history.borrow_mut().write(&id.file_name());
         if let Some(fault) = self.fault {
-            if fault.swallows(is_change, false)
+            if fault.swallows(kind, is_change, false)
                 || fault.overlooks(kind, &object, &mut self.history.borrow_mut())
             {
                 return Ok(());
@@ -206,6 +222,9 @@ impl<'w> Stage<'w> {
             fault.distort(kind, &mut object, &self.world.strangers);
         }
         self.unsettled.set(true);
+        if is_change {
+            self.cut()?;
+        }
         let api = &self.world.api;
         let status = object.as_object_mut().and_then(|it| it.remove("status"));
         if is_change {
@@ -226,7 +245,7 @@ impl<'w> Stage<'w> {
         let id = manifest.id();
         let kind = kind(&id)?;
         let mut history = self.history.borrow_mut();
-        if self.fault.is_some_and(|it| it.swallows(false, true)) {
+        if self.fault.is_some_and(|it| it.swallows(kind, false, true)) {
             // It stays noted: a new one of that name would be an error and no proof.
             return Ok(());
         }
@@ -235,12 +254,16 @@ impl<'w> Stage<'w> {
             return Ok(());
         }
         self.unsettled.set(true);
+        self.cut()?;
         self.world.api.delete(kind, &self.space, &id.name, None)
     }
 
     /// Changes a node's zone; `None` takes the label away. Proxies follow `soon`.
     pub(crate) fn label_zone(&self, node: &str, zone: Option<&str>) -> Result<()> {
-        if self.fault.is_some_and(|it| it.swallows(true, false)) {
+        if self
+            .fault
+            .is_some_and(|it| it.swallows(Kind::Node, true, false))
+        {
             return Ok(());
         }
         self.world.label_zone(node, zone)
@@ -325,6 +348,14 @@ impl Stage<'_> {
         address(self.world.node(node).host(), self.family).to_string()
     }
 
+    /// No address in particular.
+    pub(crate) fn any_address(&self) -> &'static str {
+        match self.family {
+            Family::V4 => "0.0.0.0",
+            Family::V6 => "::",
+        }
+    }
+
     /// A peer's address.
     pub(crate) fn address_of(&self, peer: &Peer) -> String {
         address(peer, self.family).to_string()
@@ -333,134 +364,6 @@ impl Stage<'_> {
     /// A port of a peer.
     pub(crate) fn port_of(&self, peer: &Peer, port: u16) -> String {
         join(&self.address_of(peer), port)
-    }
-}
-
-// What clients see. Each waits for the proxies first.
-impl Stage<'_> {
-    /// One dial of which something must come.
-    pub(crate) fn dial(&self, from: &Peer, transport: Transport, to: &str) -> Result<Outcome> {
-        self.dial_for(ANSWER_MS, from, transport, to)
-    }
-
-    fn dial_for(
-        &self,
-        timeout_ms: u64,
-        from: &Peer,
-        transport: Transport,
-        to: &str,
-    ) -> Result<Outcome> {
-        self.settle()?;
-        let mut dial = Dial::new(transport, socket_address(to)?);
-        dial.timeout_ms = timeout_ms;
-        from.dial(dial)
-    }
-
-    /// Many dials, each with a socket of its own.
-    pub(crate) fn dials(
-        &self,
-        from: &Peer,
-        transport: Transport,
-        to: &str,
-        count: u32,
-    ) -> Result<Counts> {
-        self.settle()?;
-        let mut dial = Dial::new(transport, socket_address(to)?);
-        dial.timeout_ms = ANSWER_MS;
-        from.many(dial, count)
-    }
-
-    /// These backends answer, each of them, and no other.
-    pub(crate) fn only(
-        &self,
-        from: &Peer,
-        transport: Transport,
-        to: &str,
-        backends: &[&str],
-    ) -> Result<()> {
-        // Of three, 40 dials in a row miss one with odds of 1 to 3.7 million.
-        let tries = if backends.len() > 1 { 40 } else { 8 };
-        // One that fails may take long, so it is not tried many times.
-        judged(self.dial(from, transport, to)?.answered_by_one_of(backends))?;
-        let counts = self.dials(from, transport, to, tries)?;
-        judged(
-            counts
-                .only_by(backends)
-                .with_context(|| told(from, transport, to)),
-        )
-    }
-
-    /// This backend answers, which sees the client at this address.
-    pub(crate) fn sees(
-        &self,
-        from: &Peer,
-        transport: Transport,
-        to: &str,
-        backend: &str,
-        client: &str,
-    ) -> Result<()> {
-        let outcome = self.dial(from, transport, to)?;
-        judged(outcome.answered_by(backend))?;
-        let seen = outcome.seen_peer()?.ip().to_canonical().to_string();
-        holds(seen == client, || {
-            format!(
-                "{}: {backend} saw the client at {seen}, not {client}",
-                told(from, transport, to)
-            )
-        })
-    }
-
-    /// ECONNREFUSED.
-    pub(crate) fn refused(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
-        self.settle()?;
-        let mut dial = Dial::new(transport, socket_address(to)?);
-        dial.timeout_ms = REFUSAL_MS;
-        judged(from.dial(dial)?.failed_with("ECONNREFUSED"))
-    }
-
-    /// Nothing comes back.
-    pub(crate) fn silent(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
-        let outcome = self.dial_for(SILENCE_MS, from, transport, to)?;
-        judged(outcome.failed_with("TIMEOUT"))
-    }
-
-    /// An error or silence, but no backend.
-    pub(crate) fn unanswered(&self, from: &Peer, transport: Transport, to: &str) -> Result<()> {
-        let outcome = self.dial_for(SILENCE_MS, from, transport, to)?;
-        judged(outcome.unanswered())
-    }
-
-    /// An echo request is answered.
-    pub(crate) fn echoed(&self, from: &Peer, to: &str) -> Result<()> {
-        self.settle()?;
-        judged(from.ping(to.parse()?)?.came_back())
-    }
-
-    /// In the end it is so: for what a proxy follows by itself, such as a
-    /// node's addresses.
-    pub(crate) fn soon(&self, what: &str, mut check: impl FnMut() -> Result<()>) -> Result<()> {
-        self.settle()?;
-        let mut last = Ok(());
-        // A wrong lab stays wrong.
-        let patience = self.fault.map_or(PATIENCE, |_| PATIENCE / 5);
-        let outcome = eventually(patience, || {
-            last = check();
-            match &last {
-                Ok(()) => Ok(()),
-                Err(error) => bail!("{error:#}"),
-            }
-        });
-        match outcome {
-            Ok(()) => Ok(()),
-            // The kind of the last error must stay.
-            Err(_) => last.map_err(|error| {
-                if crate::check::is_mismatch(&error) {
-                    crate::check::mismatch(format!("{what}: {error:#}"))
-                } else {
-                    error.context(what.to_owned())
-                }
-            }),
-        }
     }
 }
 
@@ -477,10 +380,6 @@ fn has_ingress(status: &Value) -> bool {
     ingress.is_some_and(|it| !it.is_empty())
 }
 
-fn told(from: &Peer, transport: Transport, to: &str) -> String {
-    format!("{} → {} {to}", from.name(), transport.as_str())
-}
-
 /// `ADDRESS:PORT`, with brackets where IPv6 needs them.
 pub(crate) fn join(ip: &str, port: u16) -> String {
     if ip.contains(':') {
@@ -488,9 +387,4 @@ pub(crate) fn join(ip: &str, port: u16) -> String {
     } else {
         format!("{ip}:{port}")
     }
-}
-
-fn socket_address(text: &str) -> Result<SocketAddr> {
-    text.parse()
-        .with_context(|| format!("{text:?} is not an address and port"))
 }

@@ -1,21 +1,21 @@
 //! Where the rows are tried: three nodes with one kind of proxy, a real API
 //! server, backends, outside clients.
 
-use crate::fault::Fault;
+mod proxies;
+mod wrong;
+
 use crate::proxy::Proxy;
 use crate::row::Family;
 use crate::troupe::Troupe;
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use control_plane::{Api, ControlPlane, Kind, KubeProxy};
 use lab::manifests::Manifest;
-use lab::{BACKEND_PORT, Lab, Node, Peer, SERVICE_CIDRS, eventually};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-use serde_json::{Value, json};
+use lab::{BACKEND_PORT, Lab, Peer, Router, eventually};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Last octet of the host that is no node.
@@ -30,6 +30,14 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The nodes and the zones that they are in.
 pub(crate) const ZONES: [(&str, &str); 3] = [("n1", "za"), ("n2", "zb"), ("n3", "zc")];
+/// What links take that are to be small; IPv6 needs 1280.
+pub(crate) const SMALL_MTU: u16 = 1400;
+
+/// A kernel sends a peer one ICMP error a second: rows would take each other's.
+const WITHOUT_ICMP_LIMITS: [(&str, &str); 2] = [
+    ("net/ipv4/icmp_ratemask", "0"),
+    ("net/ipv6/icmp/ratelimit", "0"),
+];
 
 /// Ranges of frontends that are no node's addresses, all behind a node for an
 /// outside client.
@@ -58,6 +66,9 @@ pub(crate) struct World {
     /// A host of the LAN that is no node; it knows the way to pods.
     pub(crate) outside: Peer,
     numbers: AtomicU32,
+    router: Mutex<Option<Router>>,
+    /// Outside client of a second LAN.
+    c4: Mutex<Option<Peer>>,
 }
 
 /// Addresses and ports that nobody else uses.
@@ -85,6 +96,8 @@ impl World {
             proxy,
             kube_proxies: Mutex::default(),
             numbers: AtomicU32::new(0),
+            router: Mutex::default(),
+            c4: Mutex::default(),
         };
         world
             .furnish()
@@ -99,11 +112,16 @@ impl World {
         for (client, node) in [("c1", node(0)), ("c2", node(1))] {
             self.route(self.lab.client(client), node)?;
         }
+        let hosts = self.lab.nodes().iter().map(lab::Node::host);
+        for peer in hosts.chain([&self.b1, &self.b2, &self.b3]) {
+            for (path, value) in WITHOUT_ICMP_LIMITS {
+                peer.sysctl(path, value)?;
+            }
+        }
         self.wait_for_api()?;
         self.plane.grant(&self.api)?;
-        for (node, zone) in ZONES {
-            let object = self.lab.node_manifest(node).zone(zone).to_json();
-            self.api.create(Kind::Node, "", &object)?;
+        for node in self.lab.nodes() {
+            self.create_node(node.name())?;
         }
         for node in self.lab.nodes() {
             self.start_proxy(node.name())?;
@@ -143,124 +161,76 @@ impl World {
         self.api.delete(Kind::Service, "default", "probe", None)
     }
 
-    /// Starts a node's proxy.
-    pub(crate) fn start_proxy(&self, node: &str) -> Result<()> {
-        self.start_proxy_with(node, &[], &json!({}))
+    /// Writes a Node, each in a zone of its own.
+    pub(crate) fn create_node(&self, name: &str) -> Result<()> {
+        let zone = ZONES.iter().find(|(node, _)| *node == name);
+        let (_, zone) = zone.with_context(|| format!("{name} has no zone"))?;
+        let object = self.lab.node_manifest(name).zone(zone).to_json();
+        self.api.create(Kind::Node, "", &object).map(drop)
     }
 
-    /// The same with these flags if it is Fairlead, or with this configuration
-    /// if it is kube-proxy.
-    pub(crate) fn start_proxy_with(
-        &self,
-        node: &str,
-        fairlead: &[&str],
-        kube_proxy: &Value,
-    ) -> Result<()> {
+    /// Deletes a Node, whatever holds it.
+    pub(crate) fn delete_node(&self, name: &str) -> Result<()> {
+        let finalizers = json!({ "metadata": { "finalizers": null } });
+        // With the last finalizer a Node that is being deleted goes.
+        self.api.delete(Kind::Node, "", name, None)?;
+        match self.api.patch(Kind::Node, "", name, &finalizers) {
+            Ok(_) => Ok(()),
+            Err(error) if format!("{error:#}").contains("NotFound") => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts the API server again; returns when it takes what clients write.
+    pub(crate) fn start_api_server(&self) -> Result<()> {
+        self.plane.start_api_server()?;
+        self.wait_for_api()
+    }
+
+    /// c3, an outside client behind a router, whose link takes no more than
+    /// [`SMALL_MTU`]; its way to frontends is n1.
+    pub(crate) fn c3(&self) -> Result<Peer> {
+        let mut router = self.router.lock().unwrap_or_else(PoisonError::into_inner);
+        if router.is_none() {
+            let new = self.lab.router(SMALL_MTU)?;
+            new.router.route_frontends(self.lab.node("n1").host())?;
+            *router = Some(new);
+        }
+        let client = router.as_ref().map(|it| it.client.clone());
+        client.context("there is a router")
+    }
+
+    /// c4, an outside client on a LAN on which n1 and n2 have a second uplink.
+    /// Whoever asks for it runs alone.
+    pub(crate) fn c4(&self) -> Result<Peer> {
+        let mut c4 = self.c4.lock().unwrap_or_else(PoisonError::into_inner);
+        if c4.is_none() {
+            *c4 = Some(self.lab.second_lan(&["n1", "n2"])?);
+        }
+        c4.clone().context("there is a second LAN")
+    }
+
+    /// A new backend on a node, to which the node's own link takes no more than
+    /// [`SMALL_MTU`] if asked.
+    pub(crate) fn new_backend(&self, node: &str, small: bool) -> Result<Peer> {
         let node = self.lab.node(node);
-        match self.proxy.mode() {
-            None => {
-                let kubeconfig = self.plane.kubeconfig("fairlead");
-                let kubeconfig = kubeconfig.to_str().context("a path of text")?;
-                let mut flags = vec!["--kubeconfig", kubeconfig, "--service-cidrs", SERVICE_CIDRS];
-                flags.extend(fairlead);
-                node.agent_flags(flags);
-                node.start_agent()
-            }
-            Some(mode) => {
-                // Labels that the Node has by now may be lost on it: in server.go
-                // the handler registers when their event may be over.
-                self.label_zone(node.name(), None)?;
-                let started = KubeProxy::start(&self.plane, node, mode, kube_proxy)?;
-                self.kube_proxies().insert(node.name().to_owned(), started);
-                Ok(())
-            }
+        let name = format!("backend-{}", self.numbers().number);
+        let backend = node.pod(&name)?.serve(BACKEND_PORT)?;
+        if small {
+            let route = output(
+                node.host(),
+                "ip",
+                &["route", "get", &backend.v4().to_string()],
+            )?;
+            let device = route
+                .split(" dev ")
+                .nth(1)
+                .and_then(|it| it.split(' ').next());
+            let device = device.with_context(|| format!("no device in {route:?}"))?;
+            node.host()
+                .ip(&format!("link set {device} mtu {SMALL_MTU}"))?;
         }
-    }
-
-    /// SIGKILL to a node's proxy. What it programmed stays.
-    pub(crate) fn kill_proxy(&self, node: &str) -> Result<()> {
-        match self.proxy.mode() {
-            None => self.lab.node(node).kill_agent(),
-            Some(_) => {
-                let killed = self.kube_proxies().remove(node);
-                killed
-                    .map(drop)
-                    .with_context(|| format!("{node} has no kube-proxy"))
-            }
-        }
-    }
-
-    /// Whatever happens meanwhile, no proxy sees it before the end.
-    pub(crate) fn while_asleep<T>(&self, meanwhile: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.signal_proxies(Signal::SIGSTOP)?;
-        let outcome = meanwhile();
-        self.signal_proxies(Signal::SIGCONT)?;
-        outcome
-    }
-
-    fn signal_proxies(&self, signal: Signal) -> Result<()> {
-        for node in self.lab.nodes() {
-            let id = match self.proxy.mode() {
-                None => node.agent_pid()?,
-                Some(_) => self
-                    .kube_proxies()
-                    .get(node.name())
-                    .with_context(|| format!("{} has no kube-proxy", node.name()))?
-                    .pid(),
-            };
-            kill(Pid::from_raw(id.try_into()?), signal)
-                .with_context(|| format!("{signal} to the proxy of {}", node.name()))?;
-        }
-        Ok(())
-    }
-
-    /// Whether a node's proxy runs.
-    pub(crate) fn has_proxy(&self, node: &str) -> bool {
-        match self.proxy.mode() {
-            None => self.lab.node(node).has_agent(),
-            Some(_) => self.kube_proxies().contains_key(node),
-        }
-    }
-
-    /// Waits until a node's proxy says that it is healthy.
-    pub(crate) fn wait_healthy(&self, node: &str) -> Result<()> {
-        let node = self.lab.node(node);
-        match self.proxy.mode() {
-            None => node.wait_healthy(),
-            Some(_) => {
-                self.kube_proxies()
-                    .get_mut(node.name())
-                    .with_context(|| format!("{} has no kube-proxy", node.name()))?
-                    .wait_healthy(node)?;
-                let zone = ZONES.iter().find(|(of, _)| *of == node.name());
-                self.label_zone(node.name(), zone.map(|it| it.1))
-            }
-        }
-    }
-
-    /// Changes a node's zone; `None` takes the label away.
-    pub(crate) fn label_zone(&self, node: &str, zone: Option<&str>) -> Result<()> {
-        let labels = json!({ "topology.kubernetes.io/zone": zone });
-        let patch = json!({ "metadata": { "labels": labels } });
-        self.api.patch(Kind::Node, "", node, &patch).map(drop)
-    }
-
-    fn kube_proxies(&self) -> MutexGuard<'_, BTreeMap<String, KubeProxy>> {
-        self.kube_proxies
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The last lines of every proxy's log.
-    pub(crate) fn logs(&self) -> String {
-        if self.proxy == Proxy::Fairlead {
-            return self.lab.logs();
-        }
-        let proxies = self.kube_proxies();
-        let logs = proxies
-            .iter()
-            .map(|(node, proxy)| format!("--- kube-proxy of {node} ends ---\n{}\n", proxy.log()));
-        logs.collect()
+        Ok(backend)
     }
 
     /// Addresses and ports for one more Service.
@@ -277,13 +247,24 @@ impl World {
     /// node must reach it. Once is not enough, since it may be programmed ahead
     /// of others of its batch; a second one is in a later batch.
     pub(crate) fn settle(&self, troupe: &Troupe, space: &str, family: Family) -> Result<()> {
+        self.settle_within(PATIENCE, troupe, space, family)
+    }
+
+    /// The same with a time of its own.
+    pub(crate) fn settle_within(
+        &self,
+        time: Duration,
+        troupe: &Troupe,
+        space: &str,
+        family: Family,
+    ) -> Result<()> {
         for _ in 0..2 {
             let numbers = self.numbers();
             let name = format!("settle-{}", numbers.number);
             let to = self.mark(space, &name, &numbers.cluster_ip(family))?;
             for (host, node) in troupe.hosts().into_iter().zip(self.lab.nodes()) {
                 if self.has_proxy(node.name()) {
-                    eventually(PATIENCE, || {
+                    eventually(time, || {
                         let mut dial = lab::Dial::new(lab::Transport::Tcp, to.parse()?);
                         dial.timeout_ms = 300;
                         host.dial(dial)?.answered_by("b1")
@@ -346,7 +327,17 @@ impl Numbers {
 
     /// A port for a process of a node.
     pub(crate) fn host_port(&self) -> u16 {
-        20_001 + (self.number % 1300) as u16
+        22_000 + (self.number % 1300) as u16
+    }
+
+    /// Source port of a client, the first of ten.
+    pub(crate) fn source_port(&self) -> u16 {
+        10_000 + 10 * (self.number % 1000) as u16
+    }
+
+    /// Port of a backend besides the one that everybody shares.
+    pub(crate) fn backend_port(&self) -> u16 {
+        20_000 + (self.number % 2000) as u16
     }
 
     /// healthCheckNodePort.
@@ -363,69 +354,27 @@ impl std::ops::Deref for World {
     }
 }
 
-/// The table of [`World::spoil`].
-const SPOILT: &str = "inet wrong_lab";
-
-impl World {
-    /// Makes every node wrong in a way that concerns all rows.
-    pub(crate) fn spoil(&self, fault: Fault) -> Result<()> {
-        for (number, node) in (1..).zip(self.lab.nodes()) {
-            let (v4, v6) = hiding_addresses(number);
-            let chain = match fault {
-                // Whoever talks to a backend, the node itself included, is hidden
-                // behind one more address of the node, never its own choice.
-                Fault::Masquerade => {
-                    node.host().ip(&format!(
-                        "addr replace {v4}/32 dev eth0\n\
-                         addr replace {v6}/128 dev eth0 nodad preferred_lft 0"
-                    ))?;
-                    format!(
-                        "type nat hook postrouting priority 90; \
-                         meta nfproto ipv4 th dport {BACKEND_PORT} snat to {v4}; \
-                         meta nfproto ipv6 th dport {BACKEND_PORT} snat to {v6};"
-                    )
-                }
-                Fault::PingsLost => "type filter hook prerouting priority -310; \
-                     icmp type echo-request drop; icmpv6 type echo-request drop;"
-                    .to_owned(),
-                other => bail!("{other:?} is no fault of the nodes"),
-            };
-            nft(
-                node,
-                &format!("table {SPOILT} {{ chain wrong {{ {chain} }}; }}"),
-            )?;
-        }
-        Ok(())
-    }
-
-    /// Makes them right again.
-    pub(crate) fn mend(&self, fault: Fault) -> Result<()> {
-        for (number, node) in (1..).zip(self.lab.nodes()) {
-            nft(node, &format!("delete table {SPOILT}"))?;
-            if fault == Fault::Masquerade {
-                let (v4, v6) = hiding_addresses(number);
-                node.host().ip(&format!(
-                    "addr delete {v4}/32 dev eth0\naddr delete {v6}/128 dev eth0"
-                ))?;
-            }
-        }
-        Ok(())
-    }
+/// Runs a program in the namespace of a peer.
+pub(crate) fn run(beside: &Peer, program: &str, arguments: &[&str]) -> Result<()> {
+    output(beside, program, arguments).map(drop)
 }
 
-/// Addresses that node number `number` has with [`Fault::Masquerade`].
-fn hiding_addresses(number: u8) -> (String, String) {
-    (
-        format!("192.0.2.6{number}"),
-        format!("2001:db8:2::6{number}"),
-    )
-}
-
-fn nft(node: &Node, commands: &str) -> Result<()> {
-    let mut nft = Command::new("nft");
-    nft.arg(commands).stdin(Stdio::null());
-    let output = node.host().spawn(nft)?.wait_with_output();
-    let output = output.context("wait for nft")?;
-    ensure!(output.status.success(), "nft on {} failed", node.name());
-    Ok(())
+/// The same, and what it prints.
+fn output(beside: &Peer, program: &str, arguments: &[&str]) -> Result<String> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let what = format!("{program} {arguments:?} beside {}", beside.name());
+    let output = beside.spawn(command)?.wait_with_output();
+    let output = output.with_context(|| format!("wait for {what}"))?;
+    let errors = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{what}: {}: {errors}",
+        output.status
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

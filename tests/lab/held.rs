@@ -2,7 +2,7 @@
 
 use crate::outcome::Outcome;
 use crate::peer::{Peer, address, counts, unexpected};
-use crate::wire::{Counts, Names, Reply, Request};
+use crate::wire::{Counts, Names, Reply, Request, Sequences};
 use anyhow::{Result, ensure};
 
 /// A socket that a worker holds open. Dropping it closes it.
@@ -39,6 +39,16 @@ impl Held {
             format!("{} (held) says {line:?}", self.outcome.what),
             &request,
         )
+    }
+
+    /// Where the connection is.
+    pub fn sequences(&self) -> Result<Sequences> {
+        match self.peer.ask(&Request::Sequences {
+            socket: self.socket,
+        })? {
+            Reply::Sequences(sequences) => Ok(sequences),
+            other => unexpected(&other),
+        }
     }
 
     /// `getpeername` and `getsockname` now.

@@ -6,7 +6,7 @@ use crate::outcome::Outcome;
 use crate::probed::Probed;
 use crate::program::sibling;
 use crate::spawn::{Netns, netns_of, spawn};
-use crate::wire::{Counts, Dial, Dialed, HttpAnswer, Probe, Reply, Request, Transport};
+use crate::wire::{Counts, Dial, Dialed, HttpAnswer, Probe, Reply, Request, Segment, Transport};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -223,6 +223,17 @@ impl Peer {
         .map(drop)
     }
 
+    /// Receives datagrams on `port`, both families, and never answers.
+    pub fn collect(&self, port: u16) -> Result<()> {
+        for address in [
+            IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            Ipv6Addr::UNSPECIFIED.into(),
+        ] {
+            self.ask(&Request::Collect { address, port })?;
+        }
+        Ok(())
+    }
+
     /// Ends the listeners on a port.
     pub fn unlisten(&self, transport: Transport, port: u16) -> Result<()> {
         self.ask(&Request::Unlisten { transport, port }).map(drop)
@@ -274,6 +285,11 @@ impl Peer {
             }),
             other => unexpected(&other),
         }
+    }
+
+    /// Sends a TCP reset that belongs to no socket.
+    pub fn send_reset(&self, segment: Segment) -> Result<()> {
+        self.ask(&Request::Reset(segment)).map(drop)
     }
 
     /// A TCP connection that stays open.

@@ -42,6 +42,8 @@ pub struct Dial {
     pub nonblocking: bool,
     /// TCP: open with `MSG_FASTOPEN` data instead of `connect`.
     pub fast_open: bool,
+    /// UDP over IPv4: send without a checksum.
+    pub no_checksum: bool,
     /// Keep the socket open afterwards, also when the dial failed.
     pub hold: bool,
     /// Bound of the connect and of the wait for an answer, each.
@@ -58,6 +60,7 @@ impl Dial {
             mapped: false,
             nonblocking: false,
             fast_open: false,
+            no_checksum: false,
             hold: false,
             timeout_ms: 3000,
         }
@@ -174,6 +177,13 @@ pub enum Request {
         /// Port.
         port: u16,
     },
+    /// Receive datagrams and never answer.
+    Collect {
+        /// Address, possibly a wildcard.
+        address: IpAddr,
+        /// Port.
+        port: u16,
+    },
     /// End all listeners on a port of a transport.
     Unlisten {
         /// TCP or UDP.
@@ -204,6 +214,13 @@ pub enum Request {
         /// The socket.
         socket: u32,
     },
+    /// Sequence numbers of a connected TCP socket.
+    Sequences {
+        /// The socket.
+        socket: u32,
+    },
+    /// Send a TCP reset that belongs to no socket.
+    Reset(Segment),
     /// `getpeername` and `getsockname`.
     Names {
         /// The socket.
@@ -327,6 +344,26 @@ pub struct Counts {
     pub elapsed_ms: u64,
 }
 
+/// Where a TCP connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sequences {
+    /// Of the next byte that this side sends.
+    pub next_sent: u32,
+    /// Of the next byte that this side expects.
+    pub next_expected: u32,
+}
+
+/// A TCP segment without data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    /// Source.
+    pub from: SocketAddr,
+    /// Destination.
+    pub to: SocketAddr,
+    /// Sequence number.
+    pub sequence: u32,
+}
+
 /// `getpeername` and `getsockname`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Names {
@@ -361,6 +398,8 @@ pub enum Reply {
     Echo(Echo),
     /// Of many dials.
     Counts(Counts),
+    /// Of `Sequences`.
+    Sequences(Sequences),
     /// Of `Names`.
     Names(Names),
     /// Of `Received`: datagrams by sender.

@@ -1,6 +1,8 @@
 //! Connecting, and what is said on a connection.
 
-use crate::socket::{bind_to, failure, local_name, open, peer_name, set_timeouts, to_std};
+use crate::socket::{
+    bind_to, failure, local_name, open, peer_name, set_option, set_timeouts, to_std,
+};
 use lab::wire::{Dial, Dialed, Failure, Transport};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -35,6 +37,9 @@ pub(crate) fn dial(how: &Dial) -> Attempt<(OwnedFd, Dialed)> {
     if let Some(from) = how.from {
         let from = if how.mapped { mapped(from) } else { from };
         bind_to(&fd, from).map_err(failure("bind"))?;
+    }
+    if how.no_checksum {
+        set_option(&fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).map_err(failure("SO_NO_CHECK"))?;
     }
     let dialed = dial_on(&fd, how);
     if kind == SockType::Stream && !how.hold {

@@ -5,6 +5,7 @@
 mod dial;
 mod load;
 mod probe;
+mod segment;
 mod serve;
 mod socket;
 
@@ -70,6 +71,10 @@ impl Worker {
                 listeners.listen(&name, transport, SocketAddr::new(address, port))?;
                 Reply::Done
             }
+            Request::Collect { address, port } => {
+                listeners.collect(SocketAddr::new(address, port))?;
+                Reply::Done
+            }
             Request::Unlisten { transport, port } => {
                 listeners.unlisten(transport, port);
                 Reply::Done
@@ -83,6 +88,13 @@ impl Worker {
                 timeout_ms,
             } => Reply::Dialed(sockets.redial(socket, to, timeout_ms)?),
             Request::Dissolve { socket } => Reply::Dialed(sockets.dissolve(socket)?),
+            Request::Sequences { socket } => {
+                Reply::Sequences(segment::sequences(sockets.get(socket)?)?)
+            }
+            Request::Reset(segment) => {
+                segment::send_reset(&segment)?;
+                Reply::Done
+            }
             Request::Names { socket } => Reply::Names(sockets.names(socket)?),
             Request::Talk {
                 socket,

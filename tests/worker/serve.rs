@@ -75,6 +75,34 @@ impl Listeners {
         Ok(())
     }
 
+    /// Receives datagrams and never answers.
+    pub(crate) fn collect(&mut self, address: SocketAddr) -> Result<()> {
+        let socket =
+            datagram_socket(address).with_context(|| format!("listen on UDP {address}"))?;
+        socket.set_read_timeout(Some(TICK))?;
+        let (stop, received) = (Arc::new(AtomicBool::new(false)), Received::default());
+        let thread = {
+            let (stop, received) = (Arc::clone(&stop), Arc::clone(&received));
+            std::thread::spawn(move || {
+                let mut data = [0_u8; 2048];
+                while !stop.load(Ordering::Relaxed) {
+                    // Nothing came within a tick, or something did.
+                    if let Ok((_, from)) = socket.recv_from(&mut data) {
+                        count(&received, from);
+                    }
+                }
+            })
+        };
+        self.running.push(Listener {
+            transport: Transport::Udp,
+            port: address.port(),
+            stop,
+            received,
+            thread,
+        });
+        Ok(())
+    }
+
     /// Returns when the ports are free again.
     pub(crate) fn unlisten(&mut self, transport: Transport, port: u16) {
         let ends =
@@ -138,6 +166,11 @@ fn answer_datagrams(name: &str, socket: &UdpSocket, stop: &AtomicBool, received:
     }
 }
 
+fn count(received: &Received, from: SocketAddr) {
+    let mut counts = received.lock().unwrap_or_else(PoisonError::into_inner);
+    *counts.entry(from).or_default() += 1;
+}
+
 /// Answers from the address to which the datagram was sent: a host has several.
 fn answer_datagram(name: &str, socket: &UdpSocket, received: &Received) -> Result<()> {
     let mut data = vec![0; usize::from(u16::MAX)];
@@ -156,11 +189,7 @@ fn answer_datagram(name: &str, socket: &UdpSocket, received: &Received) -> Resul
     }
     let length = message.bytes;
     let peer = crate::socket::to_std(&from)?;
-    *received
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .entry(peer)
-        .or_default() += 1;
+    count(received, peer);
 
     let port = socket.local_addr()?.port();
     let wish = Wish::read(&data[..length]);

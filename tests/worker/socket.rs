@@ -111,7 +111,7 @@ impl Sockets {
         self.last
     }
 
-    fn get(&self, id: u32) -> Result<&OwnedFd> {
+    pub(crate) fn get(&self, id: u32) -> Result<&OwnedFd> {
         self.open
             .get(&id)
             .with_context(|| format!("no socket {id}"))
