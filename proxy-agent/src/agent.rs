@@ -5,13 +5,17 @@
 //! once when idle, and in a burst as many together as arrived during the last
 //! publish. The kernel's waits for readers run beside the loop.
 
+mod devices;
 mod opt_outs;
 mod report;
 mod retry;
+mod seed;
 mod upgrade;
 
 use crate::attach;
 use crate::config::{Config, SourceConfig};
+use crate::devices::{self as network, Network};
+use crate::flows::Collector;
 use crate::model::{ObjectName, Warning};
 use crate::observe::{EventWriter, Health, Metrics, serve_health, serve_metrics};
 use crate::publish::bpf::BpfKernel;
@@ -22,9 +26,11 @@ use crate::source::kube::KubeOptions;
 use crate::source::{self, Event};
 use crate::store::Store;
 use anyhow::{Context, Result, bail};
+use devices::Devices;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use retry::Retry;
+use seed::Seeds;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -72,17 +78,21 @@ pub async fn run(config: Config) -> Result<()> {
         serve_metrics(address, metrics.clone()).await?;
     }
     let (event_sender, events) = mpsc::channel(QUEUE);
-    let (address_sender, addresses) = watch::channel(None);
+    let (network_sender, networks) = watch::channel(None);
+    let follower = tokio::spawn(network::follow(network_sender));
+    let seeds = Seeds::start(&config);
     let (client_sender, client) = watch::channel(None);
     let (object_events, event_writer) = start_events(&config, client, &metrics).unzip();
     let source = tokio::spawn(run_source(config.clone(), event_sender, client_sender));
-    let node_addresses = tokio::spawn(source::node_addresses::run(address_sender));
     let agent = Agent {
         store: Store::new(config.node_name.as_str().into()),
         publisher,
         metrics,
         health,
         pruned: false,
+        reseeded: false,
+        devices: Devices::new(config.uplinks.clone(), attached.devices),
+        flows: None,
         upgrade: attached.upgrade.map(PendingUpgrade::new),
         waiting_since: None,
         retry: Retry::default(),
@@ -101,8 +111,8 @@ pub async fn run(config: Config) -> Result<()> {
         started: Timestamp::now(),
         config,
     };
-    let outcome = agent.run(events, addresses).await;
-    node_addresses.abort();
+    let outcome = agent.run(events, networks, seeds).await;
+    follower.abort();
     event_writer.iter().for_each(JoinHandle::abort);
     if source.is_finished() {
         source.await.context("the source of objects failed")??;
@@ -166,6 +176,11 @@ struct Agent {
     health: Arc<Health>,
     /// Whether what no Service asks for was removed since the start.
     pruned: bool,
+    /// Whether every Maglev table must be made anew.
+    reseeded: bool,
+    devices: Devices,
+    /// Once our maps are in force.
+    flows: Option<Collector>,
     /// The change-over to new maps, until the first complete publish.
     upgrade: Option<PendingUpgrade>,
     /// When the first change that the kernel does not have arrived.
@@ -201,22 +216,26 @@ impl Agent {
     async fn run(
         mut self,
         mut events: mpsc::Receiver<Event>,
-        mut addresses: watch::Receiver<Option<Vec<IpAddr>>>,
+        mut networks: watch::Receiver<Option<Network>>,
+        mut seeds: Seeds,
     ) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         loop {
             let (retry_at, sweep_at) = (self.retry.at, self.sweep_at);
+            let devices_at = self.devices.due.filter(|_| self.can_publish());
             let remind_at = self.upgrade.as_ref().map(|it| it.remind_at);
             tokio::select! {
                 biased;
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,
-                changed = addresses.changed() => {
-                    changed.context("the watch of this node's addresses ended")?;
-                    self.local_addresses = addresses.borrow_and_update().clone();
-                    self.store.set_node_addresses(self.local_addresses.clone().unwrap_or_default());
+                changed = networks.changed() => {
+                    changed.context("the watch of this node's devices and addresses ended")?;
+                    let network = networks.borrow_and_update().clone().unwrap_or_default();
+                    self.take_network(network);
                 }
+                seed = seeds.next() => self.take_seed(seed)?,
+                () = wait_until(devices_at) => {}
                 () = wait_until(retry_at) => {}
                 () = wait_until(sweep_at) => self.sweep_due = true,
                 () = wait_until(remind_at) => self.upgrade.iter_mut().for_each(PendingUpgrade::remind),
@@ -237,6 +256,30 @@ impl Agent {
         }
         tracing::info!("stopping; connections go on being translated");
         Ok(())
+    }
+
+    fn take_network(&mut self, network: Network) {
+        let addresses = network.ips();
+        self.devices.set_network(network);
+        self.store.set_node_addresses(addresses.clone());
+        self.local_addresses = Some(addresses);
+    }
+
+    fn take_seed(&mut self, seed: u32) -> Result<()> {
+        if seed != self.publisher.seed() {
+            self.publisher
+                .set_seed(seed)
+                .context("telling the programs the seed of Maglev tables")?;
+            self.reseeded = true;
+        }
+        Ok(())
+    }
+
+    /// Whether the first complete lists are in, the addresses of this node, and
+    /// the seed of Maglev tables.
+    fn can_publish(&self) -> bool {
+        let listed = self.store.complete() && self.store.opt_outs_settled();
+        listed && self.local_addresses.is_some() && self.publisher.seed() != 0
     }
 
     /// Takes in the event and all that have arrived behind it.
@@ -264,14 +307,13 @@ impl Agent {
     /// Who opts out comes first: nothing of theirs is translated.
     fn publish(&mut self) -> Result<()> {
         self.health.set_node_leaving(self.store.is_leaving());
-        let listed = self.store.complete() && self.store.opt_outs_settled();
-        if !listed || self.local_addresses.is_none() {
+        if !self.can_publish() {
             return Ok(());
         }
         self.follow_opt_outs();
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
         dirty.extend(self.retry.take_due(tokio::time::Instant::now()));
-        if !self.pruned {
+        if std::mem::take(&mut self.reseeded) || !self.pruned {
             dirty.extend(self.publisher.known_services().cloned());
         }
         if !dirty.is_empty() || !self.pruned {
@@ -279,7 +321,12 @@ impl Agent {
             self.publish_services(dirty)?;
         }
         self.publish_node_addresses();
+        self.follow_devices();
         self.finish_upgrade()?;
+        if self.flows.is_none() && self.upgrade.is_none() {
+            let collector = Collector::start(&self.config.attach.pin_dir, self.metrics.clone())?;
+            self.flows = Some(collector);
+        }
         self.waiting_since = None;
         Ok(())
     }
@@ -352,8 +399,9 @@ impl Agent {
         let started = Instant::now();
         pending
             .upgrade
-            .finish(self.publisher.kernel_mut())
+            .finish(self.publisher.kernel_mut(), self.devices.hooks())
             .context("changing over to the new maps (the next start goes on with it)")?;
+        self.follow_devices();
         self.health.updated();
         tracing::info!(took = ?started.elapsed(), failed, "the new maps are in force");
         Ok(())
@@ -412,6 +460,11 @@ impl Agent {
             tracing::error!("NodePorts are not served on every address of this node: {error}");
         }
         self.serving = Some(serving);
+    }
+
+    fn follow_devices(&mut self) {
+        let known = self.store.node_known();
+        self.devices.follow(self.store.internal_ips(), known);
     }
 
     /// Starts the wait for readers of what was retired, unless one is under way.

@@ -17,6 +17,18 @@ pub(crate) fn point() {
     }
 }
 
+/// Whether a test asks for the way of kernels before Linux 6.6.
+#[cfg(feature = "crash-points")]
+pub(crate) fn without_tcx() -> bool {
+    std::env::var_os("FAIRLEAD_TEST_WITHOUT_TCX").is_some()
+}
+
+/// Never in this build.
+#[cfg(not(feature = "crash-points"))]
+pub(crate) fn without_tcx() -> bool {
+    false
+}
+
 /// Does nothing in this build.
 #[cfg(not(feature = "crash-points"))]
 #[inline(always)]

@@ -10,6 +10,8 @@ pub mod cli;
 pub mod compile;
 pub mod config;
 mod crash;
+pub mod devices;
+pub mod flows;
 pub mod model;
 pub mod observe;
 mod pretend;

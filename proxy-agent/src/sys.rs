@@ -1,9 +1,10 @@
 //! The few bpf(2) commands that aya 0.14 does not offer.
 //!
-//! Cgroup links: aya attaches and pins them but neither replaces their program
-//! nor shows their descriptor, and a link that cannot be replaced in place leaves
-//! a gap at every upgrade. Maps: aya creates them without type information
-//! outside of an object. And one getsockopt(2).
+//! Links: aya attaches and pins them but neither replaces their program nor shows
+//! their descriptor, and a link that cannot be replaced in place leaves a gap at
+//! every upgrade; it names devices by name, which may be another one's by then.
+//! Maps: aya creates them without type information outside of an object. And one
+//! getsockopt(2).
 
 use std::ffi::CString;
 use std::io;
@@ -18,7 +19,18 @@ const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 const BPF_BTF_GET_FD_BY_ID: i64 = 19;
+const BPF_PROG_QUERY: i64 = 16;
+const BPF_MAP_LOOKUP_BATCH: i64 = 24;
+const BPF_LINK_CREATE: i64 = 28;
 const BPF_LINK_UPDATE: i64 = 29;
+
+// enum bpf_attach_type
+const BPF_TCX_INGRESS: u32 = 46;
+const BPF_TCX_EGRESS: u32 = 47;
+
+// Flags of links
+const BPF_F_BEFORE: u32 = 1 << 3;
+const BPF_F_AFTER: u32 = 1 << 4;
 
 #[repr(C)]
 #[derive(IntoBytes, Immutable)]
@@ -34,6 +46,30 @@ struct InfoByFd {
     bpf_fd: u32,
     info_len: u32,
     info: u64,
+}
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct LinkCreate {
+    prog_fd: u32,
+    target_ifindex: u32,
+    attach_type: u32,
+    flags: u32,
+    relative_id: u32,
+    padding: u32,
+    expected_revision: u64,
+}
+
+#[repr(C)]
+#[derive(IntoBytes, Immutable)]
+struct ProgramQuery {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    prog_count: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -91,10 +127,10 @@ struct MapInfo {
     padding: u32,
 }
 
-/// What the kernel tells of a cgroup link (`struct bpf_link_info`).
+/// What the kernel tells of a link (`struct bpf_link_info`).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct CgroupLinkInfo {
+pub struct LinkInfo {
     /// Kind of link.
     pub link_type: u32,
     /// Id of the link.
@@ -102,11 +138,29 @@ pub struct CgroupLinkInfo {
     /// Id of its program.
     pub program_id: u32,
     padding: u32,
-    /// Inode number of the cgroup's directory; 0 once the cgroup is gone.
-    pub cgroup_id: u64,
-    /// Hook of the cgroup.
-    pub attach_type: u32,
-    padding_end: u32,
+    /// What it is attached to, by kind of link.
+    target: [u32; 4],
+}
+
+impl LinkInfo {
+    /// Of a cgroup link: inode number of the cgroup's directory; 0 once the cgroup is gone.
+    pub fn cgroup_id(&self) -> u64 {
+        let [first, second, ..] = self.target;
+        zerocopy::transmute!([first, second])
+    }
+
+    /// Of a TCX link: index of the device; 0 once the device is gone.
+    pub fn device(&self) -> u32 {
+        self.target[0]
+    }
+}
+
+/// What the kernel tells of a program (the start of `struct bpf_prog_info`).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+struct ProgramInfo {
+    program_type: u32,
+    id: u32,
 }
 
 fn bpf<T: IntoBytes + Immutable>(command: i64, attributes: &T) -> io::Result<i64> {
@@ -182,8 +236,62 @@ pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<MapShape> {
 }
 
 /// What the kernel tells of a link.
-pub fn link_info(link: BorrowedFd<'_>) -> io::Result<CgroupLinkInfo> {
+pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     info(link)
+}
+
+/// The id of a program.
+pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    let info: ProgramInfo = info(program)?;
+    Ok(info.id)
+}
+
+/// Whether the object is a link, and no program or map.
+pub fn is_link(object: BorrowedFd<'_>) -> io::Result<bool> {
+    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", object.as_raw_fd()))?;
+    Ok(info.lines().any(|line| line.starts_with("link_type:")))
+}
+
+/// Hook of a device for TCX links (Linux 6.6).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TcxHook {
+    /// Packets that come in; a new link's program runs before all others.
+    Ingress,
+    /// Packets that leave; a new link's program runs after all others.
+    Egress,
+}
+
+/// Whether the kernel has TCX links. Loopback, which has index 1, is asked.
+pub fn has_tcx() -> bool {
+    let query = ProgramQuery {
+        target_ifindex: 1,
+        attach_type: BPF_TCX_INGRESS,
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: 0,
+        prog_count: 0,
+        padding: 0,
+    };
+    let answer = bpf(BPF_PROG_QUERY, &query);
+    !answer.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+}
+
+/// Attaches a program to a device, by a link that ends with its last descriptor.
+pub fn attach_tcx(program: BorrowedFd<'_>, device: u32, hook: TcxHook) -> io::Result<OwnedFd> {
+    let (attach_type, flags) = match hook {
+        TcxHook::Ingress => (BPF_TCX_INGRESS, BPF_F_BEFORE),
+        TcxHook::Egress => (BPF_TCX_EGRESS, BPF_F_AFTER),
+    };
+    let create = LinkCreate {
+        prog_fd: raw(program),
+        target_ifindex: device,
+        attach_type,
+        flags,
+        relative_id: 0,
+        padding: 0,
+        expected_revision: 0,
+    };
+    bpf(BPF_LINK_CREATE, &create).and_then(owned)
 }
 
 /// Puts another program in place of a link's, in one step.
@@ -233,6 +341,73 @@ pub fn create_like(template: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         btf_value_type_id: like.btf_value_type_id,
     };
     bpf(BPF_MAP_CREATE, &map).and_then(owned)
+}
+
+/// Where a walk through a hash map goes on (a bucket of its table).
+#[derive(Clone, Copy, Debug)]
+pub struct Batch(u32);
+
+#[repr(C)]
+#[derive(FromBytes, IntoBytes, Immutable)]
+struct LookupBatch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// The next elements of a hash map, about `count` of them, and where to go on;
+/// nowhere at the end of the map (Linux 5.6).
+#[expect(clippy::type_complexity, reason = "elements and a position")]
+pub fn lookup_batch<const K: usize, const V: usize>(
+    map: BorrowedFd<'_>,
+    position: Option<Batch>,
+    count: usize,
+) -> io::Result<(Vec<([u8; K], [u8; V])>, Option<Batch>)> {
+    let mut count = count;
+    loop {
+        let (mut keys, mut values) = (vec![[0; K]; count], vec![[0; V]; count]);
+        let mut next = 0_u32;
+        let start = position.map_or(0, |it| it.0);
+        let mut attributes = LookupBatch {
+            in_batch: position.map_or(0, |_| std::ptr::from_ref(&start) as u64),
+            out_batch: std::ptr::from_mut(&mut next) as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: u32::try_from(count).map_err(io::Error::other)?,
+            map_fd: raw(map),
+            elem_flags: 0,
+            flags: 0,
+        };
+        // SAFETY: the kernel writes `count` keys and values at most, the next
+        // position, and how many it has written.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_bpf,
+                BPF_MAP_LOOKUP_BATCH,
+                std::ptr::from_mut(&mut attributes),
+                size_of::<LookupBatch>(),
+            )
+        };
+        let error = io::Error::last_os_error();
+        let is_last = match (result, error.raw_os_error()) {
+            (0, _) => false,
+            (_, Some(libc::ENOENT)) => true,
+            // One bucket has more elements than there is room for.
+            (_, Some(libc::ENOSPC)) => {
+                count *= 2;
+                continue;
+            }
+            _ => return Err(error),
+        };
+        let found = keys.into_iter().zip(values);
+        let elements = found.take(attributes.count as usize).collect();
+        return Ok((elements, (!is_last).then_some(Batch(next))));
+    }
 }
 
 /// A socket option that is a number of 64 bits (level SOL_SOCKET).

@@ -83,6 +83,20 @@ impl Address {
         words[0] == 0 && words[1] == 0 && words[2] == 0 && words[3] == 1_u32.to_be()
     }
 
+    /// Whether a packet from this address could be answered. Unspecified, loopback,
+    /// multicast and broadcast addresses are no packet's source (RFC 1122, 3.2.1.3;
+    /// RFC 4291, 2.5 and 2.7): the stack drops those.
+    #[inline(always)]
+    pub fn is_answerable(self) -> bool {
+        let words = self.words();
+        if self.is_v4() {
+            let first = u32::from_be(words[3]) >> 24;
+            return first != 0 && first != 127 && first < 224;
+        }
+        let is_any = words[0] == 0 && words[1] == 0 && words[2] == 0 && words[3] == 0;
+        !is_any && !self.is_loopback() && u32::from_be(words[0]) >> 24 != 0xff
+    }
+
     /// The wildcard of this address's family.
     #[inline(always)]
     pub fn wildcard(self) -> Self {

@@ -10,7 +10,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct AffinityKey {
     /// Cookie of the client's network namespace: on the socket path a pod is
-    /// its namespace. Never 0.
+    /// its namespace. For packets, the client's address: IPv4 under a first half
+    /// of ones, IPv6 as a hash with the first bit set, which no cookie has. Never 0.
     pub client: u64,
     /// The service port.
     pub service: ServiceId,

@@ -42,12 +42,14 @@ pub trait Maps {
     fn source_allowed(&self, service: ServiceId, address: &Address) -> bool;
     /// Map `netns_addresses`: the client's address in a family, if it is known.
     fn client_address(&self, v4: bool) -> Option<Address>;
-    /// Cookie of the client's network namespace, never 0.
+    /// Who the client is to session affinity, never 0: the cookie of its network
+    /// namespace, or its address.
     fn client(&self) -> u64;
     /// Whether the client is in the host's network namespace.
     fn client_is_host(&self) -> bool;
-    /// A uniform random number.
-    fn random(&self) -> u32;
+    /// A number to pick by: random for sockets, of the packet's tuple for packets.
+    /// With `of_client`, source ports do not enter it.
+    fn number(&self, of_client: bool) -> u32;
     /// Seconds since boot.
     fn now_s(&self) -> u32;
 }
@@ -151,6 +153,12 @@ pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision
             service: frontend.service,
         }),
     }
+}
+
+/// Whether a service owns the destination.
+#[inline(always)]
+pub fn is_owned(maps: &impl Maps, request: &Request) -> bool {
+    !matches!(find_frontend(maps, request), Ok(None))
 }
 
 /// The frontend of a request; `None` if no service owns the destination.
@@ -281,7 +289,8 @@ fn current(maps: &impl Maps, frontend: &Frontend, reference: BackendRef) -> Opti
 
 #[inline(always)]
 fn pick(maps: &impl Maps, frontend: &Frontend) -> Result<Target, DropReason> {
-    let Some(index) = maps.random().checked_rem(frontend.table.length) else {
+    let number = maps.number(frontend.affinity_timeout_s != 0);
+    let Some(index) = number.checked_rem(frontend.table.length) else {
         return Err(empty(frontend));
     };
     let id = maps

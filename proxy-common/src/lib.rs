@@ -17,6 +17,9 @@ mod address;
 mod affinity;
 mod backend;
 pub mod decide;
+mod device;
+pub mod flow;
+mod fragment;
 mod frontend;
 mod layout;
 pub mod limits;
@@ -32,6 +35,9 @@ mod udp_socket;
 pub use address::{Address, mapped_prefix_length};
 pub use affinity::{Affinity, AffinityKey};
 pub use backend::{Backend, BackendId};
+pub use device::{Device, DeviceSettings};
+pub use flow::{Flow, FlowKey};
+pub use fragment::{FragmentKey, FragmentPorts};
 pub use frontend::{
     EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
 };

@@ -7,8 +7,9 @@ pub const LINES_PER_CHUNK: u32 = 65_536;
 /// Chunks that `tables` can hold: 64 of 4 MiB.
 pub const CHUNKS_MAX: u32 = 64;
 
-/// Default number of `frontends` (about 8 MiB of kernel memory).
-pub const FRONTENDS_MAX: u32 = 65_536;
+/// Default number of `frontends` (about 17 MiB of kernel memory). Each address and
+/// port has two: for clients on this node and for those outside.
+pub const FRONTENDS_MAX: u32 = 131_072;
 
 /// Default number of `backends` (32 bytes each: 8 MiB).
 pub const BACKENDS_MAX: u32 = 262_144;
@@ -41,3 +42,16 @@ pub const NODE_ADDRESSES_MAX: u32 = 65_536;
 
 /// Service CIDRs: two families, and a few more while a cluster moves.
 pub const SERVICE_CIDRS_MAX: u32 = 64;
+
+/// Default number of `flows`: two for each translated connection that has been
+/// answered (about 170 bytes each, allocated as needed).
+pub const FLOWS_MAX: u32 = 1_048_576;
+
+/// `flows_new`: half-open and one-way connections, two elements each (about 11 MiB).
+pub const FLOWS_NEW_MAX: u32 = 65_536;
+
+/// Devices of this node in the packet path.
+pub const DEVICES_MAX: u32 = 1_024;
+
+/// Datagrams in fragments whose ports are known (about 1 MiB).
+pub const FRAGMENTS_MAX: u32 = 8_192;

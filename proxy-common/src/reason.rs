@@ -28,11 +28,36 @@ pub enum DropReason {
     /// A connected UDP socket sends to a backend that is gone, and the kernel
     /// cannot end the socket.
     BackendGone = 8,
+    /// The kernel has no route to the backend, or forwarding is off.
+    NoRoute = 9,
+    /// The device towards the backend has no address of its family.
+    NoSourceAddress = 10,
+    /// No source port is free towards the backend.
+    SnatPortsExhausted = 11,
+    /// The map of flows has no room.
+    FlowsFull = 12,
+    /// A packet in mid-connection of which no flow is known.
+    NoFlow = 13,
+    /// A packet that is cut off, or whose headers contradict each other.
+    Malformed = 14,
+    /// A packet whose hops are used up.
+    TtlExceeded = 15,
+    /// Larger than the way to the backend takes; the client is told.
+    TooBig = 16,
+    /// A fragment that came before the first one of its packet.
+    FragmentUnknown = 17,
+    /// The kernel could not change the packet.
+    RewriteFailed = 18,
+    /// A protocol that the packet path does not translate.
+    UnsupportedProtocol = 19,
+    /// The client's address and port already have a connection with that backend
+    /// through another frontend.
+    TupleTaken = 20,
 }
 
 impl DropReason {
     /// Number of reasons.
-    pub const COUNT: u32 = 9;
+    pub const COUNT: u32 = 21;
 
     /// Every reason, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -45,6 +70,18 @@ impl DropReason {
         Self::SourceNotAllowed,
         Self::SourceUnknown,
         Self::BackendGone,
+        Self::NoRoute,
+        Self::NoSourceAddress,
+        Self::SnatPortsExhausted,
+        Self::FlowsFull,
+        Self::NoFlow,
+        Self::Malformed,
+        Self::TtlExceeded,
+        Self::TooBig,
+        Self::FragmentUnknown,
+        Self::RewriteFailed,
+        Self::UnsupportedProtocol,
+        Self::TupleTaken,
     ];
 
     /// The metric label.
@@ -59,6 +96,18 @@ impl DropReason {
             Self::SourceNotAllowed => "source_not_allowed",
             Self::SourceUnknown => "source_unknown",
             Self::BackendGone => "backend_gone",
+            Self::NoRoute => "no_route",
+            Self::NoSourceAddress => "no_source_address",
+            Self::SnatPortsExhausted => "snat_ports_exhausted",
+            Self::FlowsFull => "flows_full",
+            Self::NoFlow => "no_flow",
+            Self::Malformed => "malformed",
+            Self::TtlExceeded => "ttl_exceeded",
+            Self::TooBig => "too_big",
+            Self::FragmentUnknown => "fragment_unknown",
+            Self::RewriteFailed => "rewrite_failed",
+            Self::UnsupportedProtocol => "unsupported_protocol",
+            Self::TupleTaken => "tuple_taken",
         }
     }
 
@@ -77,6 +126,24 @@ impl DropReason {
             }
             Self::BackendGone => {
                 "a datagram to a backend that is gone, on a kernel that cannot end its socket"
+            }
+            Self::NoRoute => {
+                "the kernel has no route to the backend or the client, or forwarding is off"
+            }
+            Self::NoSourceAddress => {
+                "the device towards a remote backend has no address of that family"
+            }
+            Self::SnatPortsExhausted => "every port tried for SNAT is taken towards that backend",
+            Self::FlowsFull => "the map of flows has no room for one more",
+            Self::NoFlow => "a packet in mid-connection of which no flow is known",
+            Self::Malformed => "a packet that is cut off or whose headers contradict each other",
+            Self::TtlExceeded => "a packet whose time to live is used up",
+            Self::TooBig => "larger than the way to the backend takes (the client is told)",
+            Self::FragmentUnknown => "a fragment that came before its packet's first one",
+            Self::RewriteFailed => "the kernel could not change the packet",
+            Self::UnsupportedProtocol => "a protocol that the packet path does not translate",
+            Self::TupleTaken => {
+                "the client's port already talks to that backend by another frontend"
             }
         }
     }

@@ -13,12 +13,15 @@ struct Recorded {
 }
 
 const MAPS: Recorded = Recorded {
-    version: 1,
+    version: 2,
     current: LAYOUT_VERSION,
     sources: &[
         include_str!("../src/address.rs"),
         include_str!("../src/affinity.rs"),
         include_str!("../src/backend.rs"),
+        include_str!("../src/device.rs"),
+        include_str!("../src/flow.rs"),
+        include_str!("../src/fragment.rs"),
         include_str!("../src/frontend.rs"),
         include_str!("../src/service.rs"),
         include_str!("../src/settings.rs"),
@@ -28,7 +31,7 @@ const MAPS: Recorded = Recorded {
         include_str!("../src/udp_socket.rs"),
     ],
     names: &[],
-    hash: 0x0f9c_305d_ec71_4fdb,
+    hash: 0x3af6_9c73_fa95_faff,
 };
 
 const SOCKETS: Recorded = Recorded {

@@ -10,12 +10,14 @@
     reason = "atomics without a fetched value have no stable name here"
 )]
 
+mod device;
 mod maps;
+mod packet;
 mod socket;
 
 use aya_ebpf::{
-    macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, sock_ops},
-    programs::{SkBuffContext, SockAddrContext, SockContext, SockOpsContext},
+    macros::{cgroup_skb, cgroup_sock, cgroup_sock_addr, classifier, sock_ops},
+    programs::{SkBuffContext, SockAddrContext, SockContext, SockOpsContext, TcContext},
 };
 use socket::{V4, V6};
 
@@ -67,6 +69,16 @@ pub fn sock_release(ctx: SockContext) -> i32 {
 #[sock_ops]
 pub fn sock_ops(ctx: SockOpsContext) -> u32 {
     socket::watch_handshake(&ctx)
+}
+
+#[classifier]
+pub fn ingress(ctx: TcContext) -> i32 {
+    device::run::<device::Ingress>(&ctx)
+}
+
+#[classifier]
+pub fn egress(ctx: TcContext) -> i32 {
+    device::run::<device::Egress>(&ctx)
 }
 
 #[cgroup_skb(egress)]

@@ -5,26 +5,28 @@
 
 use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
+use crate::packet::{Packet, icmp::QUOTE_WORDS};
 use aya_ebpf::{
     EbpfContext, Global,
     bindings::bpf_sock,
     btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage},
-    helpers::generated::{
-        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_ns, bpf_sk_storage_get,
-    },
+    helpers::generated::{bpf_get_netns_cookie, bpf_ktime_get_ns, bpf_sk_storage_get},
     macros::btf_map,
     maps::lpm_trie::Key,
     programs::SockAddrContext,
 };
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, DropReason, Frontend,
-    FrontendKey, IDS_PER_LINE, Layout, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats,
-    Settings, SocketFlow, SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
+    Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, Device, DeviceSettings,
+    DropReason, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, IDS_PER_LINE,
+    Layout, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats, Settings, SocketFlow,
+    SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
     decide::{BackendRef, FrontendLookup, Maps, Refusal},
     limits,
 };
 
 const MMAPABLE: usize = 1 << 10; // BPF_F_MMAPABLE, include/uapi/linux/bpf.h
+
+const NO_PREALLOC: usize = 1; // BPF_F_NO_PREALLOC, include/uapi/linux/bpf.h
 
 type Chunk = Array<TableLine, { limits::LINES_PER_CHUNK as usize }, MMAPABLE>;
 
@@ -90,6 +92,32 @@ pub static UDP_SOCKETS: HashMap<u64, UdpSocket, { limits::UDP_SOCKETS_MAX as usi
 
 #[btf_map(name = "settings")]
 static SETTINGS: Array<Settings, 1> = Array::new();
+
+/// Flows that have been answered.
+#[btf_map(name = "flows")]
+pub static FLOWS: HashMap<FlowKey, Flow, { limits::FLOWS_MAX as usize }, NO_PREALLOC> =
+    HashMap::new();
+
+/// Flows that have not: a flood of them evicts nothing else.
+#[btf_map(name = "flows_new")]
+pub static FLOWS_NEW: LruHashMap<FlowKey, Flow, { limits::FLOWS_NEW_MAX as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "scratch")]
+static SCRATCH: PerCpuArray<Scratch, 1> = PerCpuArray::new();
+
+#[btf_map(name = "answers")]
+static ANSWERS: PerCpuArray<Answers, 1> = PerCpuArray::new();
+
+#[btf_map(name = "fragments")]
+pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { limits::FRAGMENTS_MAX as usize }> =
+    LruHashMap::new();
+
+#[btf_map(name = "devices")]
+static DEVICES: HashMap<u32, Device, { limits::DEVICES_MAX as usize }> = HashMap::new();
+
+#[btf_map(name = "device_settings")]
+static DEVICE_SETTINGS: Array<DeviceSettings, 1> = Array::new();
 
 /// Only the agent reads it.
 #[btf_map(name = "layout")]
@@ -199,27 +227,107 @@ pub fn count_failed(backend: BackendRef) {
     }
 }
 
-/// Adds to a counter that other CPUs add to as well.
+/// Adds one to a counter that other CPUs add to as well.
 ///
 /// # Safety
 /// `counter` is valid and aligned.
 #[inline(always)]
 unsafe fn add_one(counter: *mut u64) {
+    unsafe { add(counter, 1) };
+}
+
+/// Adds to such a counter.
+///
+/// # Safety
+/// `counter` is valid and aligned.
+#[inline(always)]
+pub unsafe fn add(counter: *mut u64, amount: u64) {
     // The old value is not used: that is the one atomic that every kernel has.
-    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, 1) };
+    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, amount) };
 }
 
-/// The look-ups of one socket program's run.
-pub struct SocketMaps<'a> {
-    ctx: &'a SockAddrContext,
+/// Where a program on a device has the flow that it is about: two halves are
+/// more than its stack holds beside the rest.
+#[repr(C)]
+pub struct Scratch {
+    /// What the headers of the packet say. Here and not on the stack, so that the
+    /// verifier knows nothing of its values and need not try the program once for
+    /// each kind of packet.
+    pub packet: Packet,
+    pub work: Work,
 }
 
-impl<'a> SocketMaps<'a> {
-    #[inline(always)]
-    pub fn new(ctx: &'a SockAddrContext) -> Self {
-        Self { ctx }
+/// See [`Scratch`].
+#[repr(C)]
+pub struct Work {
+    /// The packet's tuple.
+    pub key: FlowKey,
+    /// The tuple of the other direction.
+    pub other_key: FlowKey,
+    /// What the packet becomes.
+    pub flow: Flow,
+    /// What packets of the other direction become.
+    pub other: Flow,
+    /// What an ICMP error quotes.
+    pub bytes: [u32; QUOTE_WORDS],
+    /// Always 0.
+    pub _reserved: u32,
+}
+
+/// Answers that programs on devices give by themselves, per CPU.
+#[repr(C)]
+struct Answers {
+    /// When the count began, in seconds since boot.
+    since_s: u32,
+    /// How many since then.
+    count: u32,
+}
+
+/// Answers per second and CPU: enough for people and load balancers' probes,
+/// too few to serve as anybody's amplifier.
+const ANSWERS_PER_S: u32 = 1_000;
+
+/// Whether one more answer may be given (RFC 4443, 2.4 f asks for a limit).
+#[inline(always)]
+pub fn may_answer() -> bool {
+    let Some(answers) = ANSWERS.get_ptr_mut(0) else {
+        return false;
+    };
+    let now_s = now_s();
+    // SAFETY: the element is this CPU's own and outlives the program.
+    unsafe {
+        if (*answers).since_s != now_s {
+            (*answers).since_s = now_s;
+            (*answers).count = 0;
+        }
+        (*answers).count += 1;
+        (*answers).count <= ANSWERS_PER_S
     }
 }
+
+/// This CPU's scratch space; the element of an array always exists. Programs on
+/// devices do not interrupt each other.
+#[inline(always)]
+pub fn scratch() -> Option<&'static mut Scratch> {
+    let element = SCRATCH.get_ptr_mut(0)?;
+    // SAFETY: the element is this CPU's own and outlives the program.
+    unsafe { element.as_mut() }
+}
+
+/// Who asks.
+pub trait Client {
+    /// See [`Maps::client_address`].
+    fn address(&self, v4: bool) -> Option<Address>;
+    /// See [`Maps::client`].
+    fn identity(&self) -> u64;
+    /// See [`Maps::client_is_host`].
+    fn is_host(&self) -> bool;
+    /// See [`Maps::number`].
+    fn number(&self, of_client: bool) -> u32;
+}
+
+/// The look-ups of one program's run for a client.
+pub struct KernelMaps<C>(pub C);
 
 /// Words of a `Frontend`, in memory order.
 type FrontendWords = [u32; size_of::<Frontend>() / 4];
@@ -249,7 +357,7 @@ fn copy_frontend(element: *const Frontend, key: &FrontendKey) -> Option<Frontend
     frontend.key.same(key).then_some(frontend)
 }
 
-impl Maps for SocketMaps<'_> {
+impl<C: Client> Maps for KernelMaps<C> {
     #[inline(always)]
     fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
         let Some(element) = FRONTENDS.get_ptr(key) else {
@@ -322,33 +430,66 @@ impl Maps for SocketMaps<'_> {
 
     #[inline(always)]
     fn client_address(&self, v4: bool) -> Option<Address> {
-        let element = NETNS_ADDRESSES.get_ptr(netns_cookie(self.ctx))?;
-        // SAFETY: the element is valid while the program runs.
-        let address = unsafe { if v4 { (*element).v4 } else { (*element).v6 } };
-        (!address.same(address.wildcard())).then_some(address)
+        self.0.address(v4)
     }
 
     #[inline(always)]
     fn client(&self) -> u64 {
-        netns_cookie(self.ctx)
+        self.0.identity()
     }
 
     #[inline(always)]
     fn client_is_host(&self) -> bool {
-        is_host(self.ctx)
+        self.0.is_host()
     }
 
     #[inline(always)]
-    fn random(&self) -> u32 {
-        // SAFETY: takes nothing, returns a number.
-        unsafe { bpf_get_prandom_u32() }
+    fn number(&self, of_client: bool) -> u32 {
+        self.0.number(of_client)
     }
 
     #[inline(always)]
     fn now_s(&self) -> u32 {
-        // SAFETY: takes nothing, returns a number.
-        (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
+        now_s()
     }
+}
+
+/// Seconds since boot.
+#[inline(always)]
+pub fn now_s() -> u32 {
+    // SAFETY: takes nothing, returns a number.
+    (unsafe { bpf_ktime_get_ns() } / 1_000_000_000) as u32
+}
+
+/// The address of a network namespace in a family, if it is known.
+#[inline(always)]
+pub fn netns_address(cookie: u64, v4: bool) -> Option<Address> {
+    let element = NETNS_ADDRESSES.get_ptr(cookie)?;
+    // SAFETY: the element is valid while the program runs.
+    let address = unsafe { if v4 { (*element).v4 } else { (*element).v6 } };
+    (!address.same(address.wildcard())).then_some(address)
+}
+
+/// A device of the packet path.
+#[inline(always)]
+pub fn device(index: u32) -> Option<&'static Device> {
+    let element = DEVICES.get_ptr(index)?;
+    // SAFETY: the element is valid while the program runs, and only the agent
+    // writes it.
+    unsafe { element.as_ref() }
+}
+
+/// The settings of the packet path; the element of an array always exists.
+#[inline(always)]
+pub fn device_settings() -> Option<&'static DeviceSettings> {
+    DEVICE_SETTINGS.get(0)
+}
+
+/// A backend, if its element still belongs to the same endpoint.
+#[inline(always)]
+pub fn current_backend(backend: BackendRef) -> Option<&'static Backend> {
+    let current = BACKENDS.get(backend.id)?;
+    (current.generation == backend.generation).then_some(current)
 }
 
 /// Cookie of the socket's network namespace.

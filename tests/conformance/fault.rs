@@ -91,7 +91,7 @@ pub(crate) enum Fault {
     IpModeIgnored,
     /// A proxy's options are not read.
     OptionsIgnored,
-    /// Nodes hide all outside clients behind one port.
+    /// Backends see everybody at one port.
     OneSourcePort,
     /// Nodes let no ICMP error pass.
     IcmpLost,
@@ -147,24 +147,17 @@ impl Fault {
     /// Whether it is a fault of the nodes and concerns all rows, so that this one
     /// must run alone.
     pub(crate) fn is_of_the_lab(self) -> bool {
-        self.rules().is_some() || matches!(self, Self::Masquerade | Self::ConnectionsCut)
+        self.rules().is_some()
+            || matches!(
+                self,
+                Self::Masquerade | Self::OneSourcePort | Self::ConnectionsCut
+            )
     }
 
     /// What it adds to the firewall of every node: a chain of nftables.
     pub(crate) fn rules(self) -> Option<String> {
-        let nat = "type nat hook postrouting priority 90;";
         let last = "type filter hook postrouting priority 200;";
         let chain = match self {
-            Self::OneSourcePort => {
-                let hide = format!("th dport {BACKEND_PORT} masquerade to :4000;");
-                let (tcp, udp) = ("meta l4proto tcp", "meta l4proto udp");
-                let clients = [
-                    "ip saddr 192.0.2.100-192.0.2.199",
-                    "ip6 saddr 2001:db8:2::100-2001:db8:2::1ff",
-                ];
-                let rules = clients.map(|from| format!("{from} {tcp} {hide} {from} {udp} {hide}"));
-                format!("{nat} {}", rules.concat())
-            }
             Self::IcmpLost => format!(
                 "{last} icmp type destination-unreachable drop; \
                  icmpv6 type {{ destination-unreachable, packet-too-big }} drop;"

@@ -3,9 +3,10 @@
 //! through ClusterIPs of both families. Prints each check; the exit code counts
 //! the failures.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lab::manifests::Manifest;
-use lab::{Dial, Lab, Peer, Transport, manifests, other_fairlead};
+use lab::{Dial, Lab, Node, Peer, Transport, manifests, other_fairlead};
+use serde_json::Value;
 use std::process::ExitCode;
 
 const SERVED: [&str; 2] = ["10.96.0.20", "[fd00:96::20]"];
@@ -72,6 +73,7 @@ fn run() -> Result<u32> {
         node.fairlead(&["status"])
             .map(|status| println!("{status}"))
     });
+    failures += check("programs are on the uplink", || on_the_uplink(node));
     failures += check("maps of another size take over", || upgraded(&lab, &client));
     failures += check("a kernel that cannot end sockets is made up for", || {
         guarded(&lab, &client)
@@ -99,7 +101,22 @@ fn upgraded(lab: &Lab, client: &Peer) -> Result<()> {
             reaches(from, vip)?;
         }
     }
-    node.fairlead(&["status"]).map(drop)
+    on_the_uplink(node)
+}
+
+/// Both programs, by TCX links or by filters.
+fn on_the_uplink(node: &Node) -> Result<()> {
+    let status: Value = serde_json::from_str(&node.fairlead(&["status", "-o", "json"])?)?;
+    let devices = &status["devices"];
+    let is_served = |it: &Value| {
+        it["device"] == "eth0"
+            && it["role"] == "uplink"
+            && it["ingress"] == "in place"
+            && it["egress"] == "in place"
+    };
+    let devices = devices.as_array().context("status lists no devices")?;
+    ensure!(devices.iter().any(is_served), "{devices:?}");
+    Ok(())
 }
 
 /// By the program for kernels without CONFIG_INET_DIAG_DESTROY, which these have.

@@ -1,7 +1,9 @@
 //! A node of a lab: its host processes, its pods, its agent.
 
 use crate::agent::{Agent, AgentSetup, HEALTHZ, METRICS, tail};
-use crate::network::{PodLink, PodNetwork, SECOND_LAN, SYSCTLS, node_host, pod_addresses};
+use crate::network::{
+    PodLink, PodNetwork, SECOND_LAN, SYSCTLS, await_links, node_host, pod_addresses,
+};
 use crate::peer::{Identity, Peer};
 use crate::program::fairlead;
 use crate::retry::eventually;
@@ -117,6 +119,8 @@ impl Node {
             script.run(self.host.netns_fd())?;
         }
         setup.pod.run(pod.netns_fd())?;
+        await_links(pod.netns_fd())?;
+        await_links(self.host.netns_fd())?;
         Ok(pod)
     }
 

@@ -1,7 +1,8 @@
 //! semantics.md, "Frontends": where a service port is reachable from this node.
 
-use anyhow::ensure;
+use anyhow::{Context, Result, ensure};
 use lab::{Cast, Dial, SharedLab, Transport, manifests};
+use serde_json::Value;
 use std::net::Ipv4Addr;
 
 static CAST: SharedLab<Cast> = SharedLab::new(Cast::new);
@@ -315,5 +316,105 @@ fn an_address_of_the_service_cidrs_that_no_service_has_is_not_sent_out() {
         cast.settle()?;
         cast.try_briefly(&cast.client, Transport::Tcp, "10.96.1.199:80")?
             .unanswered()
+    });
+}
+
+/// What `fairlead COMMAND -o json` prints on a node.
+fn json(cast: &Cast, node: &str, command: &[&str]) -> Result<Vec<Value>> {
+    let text = cast
+        .node(node)
+        .fairlead(&[command, &["-o", "json"]].concat())?;
+    serde_json::from_str(&text).with_context(|| text)
+}
+
+/// The frontends of a service port for clients outside, as `kind backends`, sorted.
+fn outside(cast: &Cast, port: &str) -> Result<Vec<String>> {
+    let ports = json(cast, "n1", &["services"])?;
+    let found = ports.iter().find(|it| it["name"] == port);
+    let frontends = found.and_then(|it| it["frontends"].as_array());
+    let external = frontends
+        .with_context(|| format!("no {port}"))?
+        .iter()
+        .filter(|it| it["scope"] == "external");
+    let mut lines: Vec<String> = external
+        .map(|it| {
+            let backends = it["backends"].as_array().map_or(0, Vec::len);
+            format!("{} {backends}", it["kind"].as_str().unwrap_or_default())
+        })
+        .collect();
+    lines.sort();
+    Ok(lines)
+}
+
+#[test]
+fn each_kind_of_frontend_is_there_for_clients_outside_with_its_own_policy() {
+    CAST.story(|cast| {
+        let everything = cast
+            .service("outside", "10.96.1.30")
+            .node_port(30130)
+            .lb_ip("198.51.100.130")
+            .external_ips(&["203.0.113.130"]);
+        let only_inside = cast
+            .service("cluster-ip-only", "10.96.1.31")
+            .internal_local();
+        for (name, service) in [("outside", &everything), ("cluster-ip-only", &only_inside)] {
+            cast.apply(service)?;
+            cast.apply(&cast.ready(name, &[&cast.b1, &cast.b2, &cast.b3]))?;
+        }
+        cast.settle()?;
+        let got = outside(cast, "default/outside:dns")?;
+        ensure!(
+            got == [
+                "ClusterIP 3",
+                "ExternalIP 3",
+                "LoadBalancer 3",
+                "NodePort 3"
+            ],
+            "{got:?}"
+        );
+        // Clients that route to a ClusterIP are bound by the internal policy.
+        let got = outside(cast, "default/cluster-ip-only:http")?;
+        ensure!(got.len() == 1 && got[0].as_str() < "ClusterIP 3", "{got:?}");
+        let dump = cast.node("n1").dump_map("frontends")?;
+        for text in ["\"External\"", "\"Internal\""] {
+            ensure!(dump.contains(text), "{dump}");
+        }
+        cast.apply(&everything.external_local())?;
+        cast.settle()?;
+        let got = outside(cast, "default/outside:dns")?;
+        let local = got.iter().filter(|it| !it.ends_with(" 3")).count();
+        ensure!(local == 3 && got[0] == "ClusterIP 3", "{got:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn every_node_has_the_same_maglev_tables_and_a_cluster_ip_none() {
+    CAST.story(|cast| {
+        let service = cast.service("maglev", "10.96.1.32").node_port(30132);
+        cast.apply(&service)?;
+        cast.apply(&cast.ready("maglev", &[&cast.b1, &cast.b2, &cast.b3]))?;
+        cast.settle()?;
+        let backend = format!("{}:8080", cast.b3.v4());
+        let command = ["tables", "default/maglev:dns", "--without", &backend];
+        let tables = ["n1", "n2"].map(|node| json(cast, node, &command));
+        let [one, other] = tables;
+        let (one, other) = (one?, other?);
+        ensure!(one == other, "{one:?}\n{other:?}");
+        let maglev: Vec<&Value> = one.iter().filter(|it| it["form"] == "maglev").collect();
+        ensure!(maglev.len() == 1, "{one:?}");
+        ensure!(maglev[0]["size"] == 2039, "{one:?}");
+        let moved = maglev[0]["without"]["moved_percent"].as_f64();
+        ensure!(
+            moved.is_some_and(|it| (33.0..45.0).contains(&it)),
+            "{one:?}"
+        );
+        let plain = json(cast, "n1", &["tables", "default/maglev:http"])?;
+        ensure!(plain.iter().all(|it| it["form"] == "list"), "{plain:?}");
+        let shown = cast
+            .node("n1")
+            .fairlead(&["tables", "default/maglev:dns"])?;
+        ensure!(shown.contains(&backend), "{shown}");
+        cast.node("n1").fairlead(&["services"]).map(drop)
     });
 }

@@ -35,6 +35,8 @@ pub(crate) enum Tier {
     Unit,
     /// Black-box tests between network namespaces of this machine: root
     Lab,
+    /// The programs on devices by test runs: root
+    Packet,
     /// Tests against a real API server: root, and a long first build
     Cluster,
     /// The rules of the Service API, tried as on kube-proxy: as for the cluster tier
@@ -89,6 +91,14 @@ fn run_tier(tier: Tier, options: &Options, targets: &[Target], count: &mut Count
             lab::prepare()?;
             build::other_layout()?;
             vec![serial(tier, options, targets)?]
+        }
+        Tier::Packet => {
+            lab::prepare()?;
+            let mut command = serial(tier, options, targets)?;
+            if options.long {
+                command.env("FAIRLEAD_LONG", "1");
+            }
+            vec![command]
         }
         Tier::Cluster => {
             let mut command = serial(tier, options, targets)?;
@@ -218,6 +228,7 @@ impl std::fmt::Display for Tier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.pad(match self {
             Self::Unit => "unit",
+            Self::Packet => "packet",
             Self::Lab => "lab",
             Self::Cluster => "cluster",
             Self::Conformance => "conformance",

@@ -1,12 +1,13 @@
 //! Links: each program is on its hook exactly once, and is replaced in place.
 
+use super::devices::DevicePin;
 use super::{link_path, pins};
 use crate::{crash, sys};
 use anyhow::{Context, Result, bail};
 use aya::programs::{CgroupAttachMode, CgroupSkbAttachType, Program, ProgramFd, links::FdLink};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -27,11 +28,23 @@ macro_rules! each_type {
 
 /// Hands the program to the kernel, which checks it. It does not run yet.
 pub(super) fn load(program: &mut Program) -> Result<()> {
+    if let Program::SchedClassifier(program) = program {
+        program.load()?;
+        return Ok(());
+    }
     if let Program::CgroupSkb(program) = program {
         return Ok(program.load()?);
     }
     each_type!(program, program => program.load()?);
     Ok(())
+}
+
+/// A descriptor of a loaded program for a device.
+pub(super) fn descriptor(program: &Program) -> Result<OwnedFd> {
+    let Program::SchedClassifier(program) = program else {
+        bail!("it is no program for devices");
+    };
+    Ok(program.fd()?.as_fd().try_clone_to_owned()?)
 }
 
 /// Puts a loaded program in place of the one of the pinned link, or attaches it:
@@ -62,7 +75,7 @@ pub(super) fn put_in_place(
 /// Takes programs off hooks that this build does not use.
 pub(super) fn remove_others(pin_dir: &Path, hooks: &[&str]) -> Result<()> {
     for hook in pins::maps(&pins::links(pin_dir)).context("listing the links")? {
-        if !hooks.contains(&hook.as_str()) {
+        if !hooks.contains(&hook.as_str()) && !DevicePin::is_one(&hook) {
             tracing::info!(
                 hook,
                 "this build has no program there; the earlier one's ends"
@@ -83,7 +96,7 @@ fn replace(program: &ProgramFd, cgroup: &File, pin: &Path) -> Result<bool> {
     // Another cgroup, or one that is gone (its id is 0).
     if sys::link_info(link.as_fd())
         .context("asking for the link's cgroup")?
-        .cgroup_id
+        .cgroup_id()
         != cgroup.metadata()?.ino()
     {
         return Ok(false);

@@ -3,9 +3,10 @@
 use crate::sys::MapShape;
 use aya::maps::MapType;
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendStats, DropReason, Frontend, FrontendKey,
-    Layout, NetnsAddresses, ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange,
-    TableLine, UdpFlows, UdpSocket, limits,
+    Address, Affinity, AffinityKey, Backend, BackendStats, Device, DeviceSettings, DropReason,
+    Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, Layout, NetnsAddresses,
+    ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange, TableLine, UdpFlows, UdpSocket,
+    limits,
 };
 
 /// Sizes that an operator can choose.
@@ -132,6 +133,8 @@ fn published(sizes: &MapSizes) -> Vec<MapSpec> {
             4,
             limits::SOURCE_RANGES_MAX,
         ),
+        ("devices", Hash, 4, size_of::<Device>(), limits::DEVICES_MAX),
+        ("device_settings", Array, 4, size_of::<DeviceSettings>(), 1),
         ("settings", Array, 4, size_of::<Settings>(), 1),
         ("layout", Array, 4, size_of::<Layout>(), 1),
         (
@@ -186,8 +189,26 @@ fn remembered(sizes: &MapSizes) -> Vec<MapSpec> {
     );
     let socket_flows = ("socket_flows", SkStorage, 4, size_of::<SocketFlow>(), 0);
     let udp_flows = ("udp_flows", SkStorage, 4, size_of::<UdpFlows>(), 0);
+    let flow = (size_of::<FlowKey>(), size_of::<Flow>());
+    let flows = ("flows", Hash, flow.0, flow.1, limits::FLOWS_MAX);
+    let flows_new = ("flows_new", LruHash, flow.0, flow.1, limits::FLOWS_NEW_MAX);
+    let fragments = (
+        "fragments",
+        LruHash,
+        size_of::<FragmentKey>(),
+        size_of::<FragmentPorts>(),
+        limits::FRAGMENTS_MAX,
+    );
+    let referring = [
+        fragments,
+        affinity,
+        udp_sockets,
+        drop_stats,
+        netns_addresses,
+        flows,
+        flows_new,
+    ];
     let opt_outs = ("opt_outs", Hash, 8, 4, limits::OPT_OUTS_MAX);
-    let referring = [affinity, udp_sockets, drop_stats, netns_addresses];
     let sockets = [socket_flows, udp_flows];
     let referring = referring.map(|columns| spec(Content::Referring, columns));
     let sockets = sockets.map(|columns| spec(Content::Sockets, columns));

@@ -4,6 +4,8 @@
 //! the maps over and replaces each program in place, or builds a new set of maps
 //! beside them and changes over when that is complete (invariant 6, [`Upgrade`]).
 
+mod clsact;
+mod devices;
 mod guard;
 pub(crate) mod layout;
 mod links;
@@ -13,10 +15,12 @@ mod probe;
 mod settings;
 mod upgrade;
 
+pub use devices::{DEVICE_HOOKS, DeviceHooks, DevicePin, pinned_devices};
 pub use guard::{guard_is_up, put_up_guard, take_down_guard};
 pub use maps::{Content, MapSizes, MapSpec};
 pub use pins::upgrade_is_under_way;
 pub use probe::observed_netns_cookie;
+pub use settings::update_device_settings;
 pub use upgrade::Upgrade;
 
 use crate::publish::bpf::BpfKernel;
@@ -33,6 +37,7 @@ use nix::sys::statfs::{BPF_FS_MAGIC, CGROUP2_SUPER_MAGIC, FsType, statfs};
 use std::fs::File;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 /// The socket programs: name in the object, of the pin and of the hook.
@@ -66,6 +71,8 @@ pub struct AttachOptions {
     pub service_cidrs: Vec<IpNet>,
     /// Addresses in those ranges that somebody else serves.
     pub left_alone: Vec<IpAddr>,
+    /// Source ports for SNAT.
+    pub snat_ports: RangeInclusive<u16>,
 }
 
 /// Where the link of a program is pinned.
@@ -77,6 +84,8 @@ pub fn link_path(pin_dir: &Path, program: &str) -> PathBuf {
 pub struct Attached {
     /// The maps.
     pub kernel: BpfKernel,
+    /// The programs on devices, which are nowhere yet but where others were.
+    pub devices: DeviceHooks,
     /// The change-over to them, if other programs and maps are still in force.
     pub upgrade: Option<Upgrade>,
     /// The pin directory is ours while this lives.
@@ -104,17 +113,19 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
     let differences = pinned.differences(&specs);
     let first_start = pinned.maps.is_empty() && hooks.is_empty();
     if !first_start && !differences.is_empty() {
-        let (kernel, upgrade) = upgrade::prepare(options, cgroup, &pinned, &differences)?;
+        let (kernel, devices, upgrade) = upgrade::prepare(options, cgroup, &pinned, &differences)?;
         return Ok(Attached {
             kernel,
+            devices,
             upgrade: Some(upgrade),
             lock,
         });
     }
-    let mut programs = Programs::load(options, &specs, &options.pin_dir, cgroup)?;
-    programs.put_in_place(options)?;
+    let (mut programs, mut devices) = Programs::load(options, &specs, &options.pin_dir, cgroup)?;
+    programs.put_in_place(options, &mut devices)?;
     Ok(Attached {
         kernel: BpfKernel::open(&options.pin_dir)?,
+        devices,
         upgrade: None,
         lock,
     })
@@ -134,21 +145,31 @@ impl Programs {
         specs: &[MapSpec],
         directory: &Path,
         cgroup: File,
-    ) -> Result<Self> {
+    ) -> Result<(Self, DeviceHooks)> {
         let instance = instance();
         let mut object = load(specs, directory, instance)?;
         settings::configure(directory, options, instance)?;
-        for name in PROGRAMS {
+        for name in PROGRAMS
+            .into_iter()
+            .chain(DEVICE_HOOKS.map(|(name, _)| name))
+        {
             links::load(program(&mut object, name)?).with_context(|| format!("loading {name}"))?;
         }
+        let mut device_programs = Vec::new();
+        for (name, hook) in DEVICE_HOOKS {
+            let fd = links::descriptor(program(&mut object, name)?)
+                .with_context(|| format!("keeping {name}"))?;
+            device_programs.push((name, hook, fd));
+        }
+        let devices = DeviceHooks::new(&options.pin_dir, directory, device_programs)?;
         tracing::debug!(maps = %directory.display(), cgroup = %options.cgroup_root.display(), "programs are loaded");
-        Ok(Self { object, cgroup })
+        Ok((Self { object, cgroup }, devices))
     }
 
     /// Puts every program on its hook, in place of another build's, and checks
     /// that they run. What reads a socket's memory comes before what writes it,
     /// so that no socket is written down where its reader does not look.
-    fn put_in_place(&mut self, options: &AttachOptions) -> Result<()> {
+    fn put_in_place(&mut self, options: &AttachOptions, devices: &mut DeviceHooks) -> Result<()> {
         let pin_dir = &options.pin_dir;
         let mut new_links = Vec::new();
         for name in PROGRAMS.into_iter().rev() {
@@ -159,6 +180,7 @@ impl Programs {
             })?;
             new_links.extend(link.map(|link| (link, pin)));
         }
+        devices.put_in_place()?;
         pins::finish(pin_dir)?;
         let cookie = probe::find_host(pin_dir).with_context(|| {
             format!(

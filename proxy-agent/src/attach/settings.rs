@@ -4,7 +4,7 @@ use super::AttachOptions;
 use anyhow::{Context, Result};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData};
-use proxy_common::{Address, Layout, Settings, mapped_prefix_length};
+use proxy_common::{Address, DeviceSettings, Layout, Settings, mapped_prefix_length};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::Path;
@@ -19,6 +19,11 @@ pub(super) fn configure(pin_dir: &Path, options: &AttachOptions, instance: u32) 
     update_settings(pin_dir, |settings| {
         settings.host_only = options.host_only.into();
         settings.instance = instance;
+    })?;
+    update_device_settings(pin_dir, |settings| {
+        settings.snat_first_port = *options.snat_ports.start();
+        settings.snat_last_port = *options.snat_ports.end();
+        settings.take_over = 0;
     })?;
     let map =
         MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;
@@ -51,11 +56,8 @@ pub(super) fn configure(pin_dir: &Path, options: &AttachOptions, instance: u32) 
     Ok(())
 }
 
-type LayoutMap = Array<MapData, [u8; size_of::<Layout>()]>;
-
-fn layout_map(pin_dir: &Path) -> Result<LayoutMap> {
-    let map = MapData::from_pin(pin_dir.join("layout")).context("opening map layout")?;
-    Ok(aya::maps::Map::Array(map).try_into()?)
+fn layout_map(pin_dir: &Path) -> Result<Array<MapData, [u8; size_of::<Layout>()]>> {
+    element(pin_dir, "layout")
 }
 
 /// The one element of map `layout`.
@@ -82,8 +84,7 @@ pub(super) fn update_settings(
     pin_dir: &Path,
     change: impl FnOnce(&mut Settings),
 ) -> Result<Settings> {
-    let map = MapData::from_pin(pin_dir.join("settings")).context("opening map settings")?;
-    let mut map: Array<_, [u8; size_of::<Settings>()]> = aya::maps::Map::Array(map).try_into()?;
+    let mut map: Array<_, [u8; size_of::<Settings>()]> = element(pin_dir, "settings")?;
     let mut settings: Settings =
         zerocopy::transmute!(map.get(&0, 0).context("reading map settings")?);
     let before = settings;
@@ -93,4 +94,28 @@ pub(super) fn update_settings(
         map.set(0, bytes, 0).context("writing map settings")?;
     }
     Ok(settings)
+}
+
+/// Changes the one element of map `device_settings`.
+pub fn update_device_settings(
+    pin_dir: &Path,
+    change: impl FnOnce(&mut DeviceSettings),
+) -> Result<DeviceSettings> {
+    let mut map: Array<_, [u8; size_of::<DeviceSettings>()]> = element(pin_dir, "device_settings")?;
+    let mut settings: DeviceSettings =
+        zerocopy::transmute!(map.get(&0, 0).context("reading map device_settings")?);
+    let before = settings;
+    change(&mut settings);
+    if settings != before {
+        let bytes: [u8; size_of::<DeviceSettings>()] = zerocopy::transmute!(settings);
+        map.set(0, bytes, 0)
+            .context("writing map device_settings")?;
+    }
+    Ok(settings)
+}
+
+fn element<V: aya::Pod>(pin_dir: &Path, map: &str) -> Result<Array<MapData, V>> {
+    let data =
+        MapData::from_pin(pin_dir.join(map)).with_context(|| format!("opening map {map}"))?;
+    Ok(aya::maps::Map::Array(data).try_into()?)
 }

@@ -10,7 +10,7 @@
 //! what sockets know of their own translation.
 
 use super::layout::Pinned;
-use super::{AttachOptions, MapSpec, Programs, pins, settings};
+use super::{AttachOptions, DeviceHooks, MapSpec, Programs, pins, settings};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::migrate;
 use crate::sys;
@@ -36,7 +36,7 @@ pub(super) fn prepare(
     cgroup: File,
     pinned: &Pinned,
     differences: &[String],
-) -> Result<(BpfKernel, Upgrade)> {
+) -> Result<(BpfKernel, DeviceHooks, Upgrade)> {
     tracing::info!(
         pins = %options.pin_dir.display(),
         differences = differences.join("; "),
@@ -51,14 +51,14 @@ fn make(
     cgroup: File,
     pinned: &Pinned,
     next: &Path,
-) -> Result<(BpfKernel, Upgrade)> {
+) -> Result<(BpfKernel, DeviceHooks, Upgrade)> {
     std::fs::create_dir(next).with_context(|| format!("creating {}", next.display()))?;
     let specs = MapSpec::all(&options.sizes);
     for spec in specs.iter().filter(|spec| pinned.keeps(spec)) {
         share(&options.pin_dir, next, spec.name)
             .with_context(|| format!("keeping map {}", spec.name))?;
     }
-    let programs = Programs::load(options, &specs, next, cgroup)?;
+    let (programs, devices) = Programs::load(options, &specs, next, cgroup)?;
     tell_cookie(options, pinned, next)?;
     let mut kernel = BpfKernel::open(next)?;
     let old = old_content(&options.pin_dir, pinned);
@@ -75,7 +75,7 @@ fn make(
         options: options.clone(),
         old,
     };
-    Ok((kernel, upgrade))
+    Ok((kernel, devices, upgrade))
 }
 
 /// Gives up a set that is not in use, and the memory that it takes.
@@ -125,7 +125,7 @@ impl Upgrade {
     }
 
     /// Changes over to the new programs and maps, whose content is complete.
-    pub fn finish(mut self, kernel: &mut BpfKernel) -> Result<()> {
+    pub fn finish(mut self, kernel: &mut BpfKernel, devices: &mut DeviceHooks) -> Result<()> {
         let pin_dir = &self.options.pin_dir;
         if let Some(old) = &self.old {
             kernel.copy_stats(old).context("taking over the counters")?;
@@ -137,7 +137,7 @@ impl Upgrade {
             }
         }
         pins::make_ready(pin_dir)?;
-        self.programs.put_in_place(&self.options)?;
+        self.programs.put_in_place(&self.options, devices)?;
         kernel.moved_to(pin_dir);
         Ok(())
     }

@@ -1,8 +1,10 @@
 //! The command line: one file per command.
 
 mod backends;
+mod flows;
 mod services;
 mod status;
+mod tables;
 
 use crate::agent;
 use crate::config::{LogFormat, Options, PIN_DIR};
@@ -28,7 +30,11 @@ enum Command {
     Services(Inspect),
     /// List the backends of service ports, from the pinned maps
     Backends(Inspect),
-    /// Show hooks, maps and drops, from the kernel
+    /// List translated connections of clients elsewhere, from the pinned maps
+    Flows(flows::FlowsOptions),
+    /// Show the tables of a service port: sizes, shares, and what a change would move
+    Tables(tables::Tables),
+    /// Show hooks, devices, flows, maps and drops, from the kernel
     Status(Inspect),
 }
 
@@ -66,6 +72,8 @@ impl Cli {
             }
             Command::Services(inspect) => services::run(&inspect),
             Command::Backends(inspect) => backends::run(&inspect),
+            Command::Flows(options) => flows::run(&options),
+            Command::Tables(tables) => tables::run(&tables),
             Command::Status(inspect) => status::run(&inspect),
         }
     }

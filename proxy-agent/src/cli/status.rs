@@ -1,22 +1,34 @@
 //! `fairlead status`
 
 use super::{Inspect, Output, table};
-use crate::attach::{MapSizes, MapSpec, PROGRAMS, link_path, upgrade_is_under_way};
+use crate::attach::{
+    DevicePin, MapSizes, MapSpec, PROGRAMS, link_path, pinned_devices, upgrade_is_under_way,
+};
+use crate::devices::obstacles;
+use crate::flows::FlowMaps;
 use crate::observe::drops;
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{AddressSet, Kernel};
 use crate::sys;
 use anyhow::{Context, Result};
 use aya::maps::MapInfo;
+use nix::net::if_::if_indextoname;
 use serde::Serialize;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
+
+/// State of a hook that has our program.
+const IN_PLACE: &str = "in place";
 
 #[derive(Serialize)]
 struct Status {
     /// Whether an agent is making new maps, and the first complete lists are not there yet.
     upgrade_under_way: bool,
     hooks: Vec<Hook>,
+    devices: Vec<Device>,
+    /// Settings of this host that are in the way of packets.
+    obstacles: Vec<String>,
+    flows: Flows,
     maps: Vec<Map>,
     drops: Vec<Drop>,
 }
@@ -28,6 +40,36 @@ struct Hook {
     state: String,
     program_id: Option<u32>,
     cgroup_id: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Device {
+    device: String,
+    index: u32,
+    /// `uplink` or `return`.
+    role: &'static str,
+    /// What remote backends see there.
+    v4: String,
+    v6: String,
+    mtu: u32,
+    /// `in place`, or what is wrong.
+    ingress: String,
+    egress: String,
+}
+
+impl Device {
+    fn is_served(&self) -> bool {
+        [&self.ingress, &self.egress]
+            .iter()
+            .all(|it| *it == IN_PLACE)
+    }
+}
+
+/// Flows by the map that they are in.
+#[derive(Serialize)]
+struct Flows {
+    answered: usize,
+    new: usize,
 }
 
 #[derive(Serialize)]
@@ -51,15 +93,34 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
     let pin_dir = &inspect.pin_dir;
     let kernel =
         BpfKernel::open(pin_dir).context("reading the maps: does an agent pin them there?")?;
+    let pins = DevicePin::all(pin_dir).context("listing the links")?;
+    let devices: Vec<_> = pinned_devices(pin_dir)?
+        .into_iter()
+        .map(|(index, device)| (index, device_name(&pins, index), device))
+        .collect();
+    let flows = FlowMaps::open(pin_dir)?.elements()?;
     let status = Status {
         upgrade_under_way: upgrade_is_under_way(pin_dir),
         hooks: PROGRAMS
             .into_iter()
             .map(|hook| look_at_hook(pin_dir, hook))
             .collect(),
+        obstacles: obstacles(
+            devices
+                .iter()
+                .map(|(_, name, device)| (name.as_str(), device)),
+        ),
+        devices: devices
+            .iter()
+            .map(|(index, name, device)| look_at_device(&pins, *index, name, device))
+            .collect(),
+        flows: Flows {
+            answered: flows[0].div_ceil(2),
+            new: flows[1].div_ceil(2),
+        },
         maps: map_names(&kernel)
             .into_iter()
-            .map(|name| look_at_map(pin_dir, name, &kernel))
+            .map(|name| look_at_map(pin_dir, name, &kernel, flows))
             .collect::<Result<_>>()?,
         drops: drops(pin_dir)?
             .into_iter()
@@ -74,11 +135,11 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
         Output::Json => println!("{}", serde_json::to_string_pretty(&status)?),
         Output::Table => print_tables(&status),
     }
-    let broken: Vec<&str> = status
-        .hooks
-        .iter()
-        .filter(|hook| hook.program_id.is_none())
+    let hooks = status.hooks.iter().filter(|hook| hook.program_id.is_none());
+    let devices = status.devices.iter().filter(|it| !it.is_served());
+    let broken: Vec<&str> = hooks
         .map(|hook| hook.hook)
+        .chain(devices.map(|it| it.device.as_str()))
         .collect();
     anyhow::ensure!(broken.is_empty(), "not in place: {}", broken.join(", "));
     Ok(())
@@ -91,6 +152,24 @@ fn print_tables(status: &Status) {
             hook.hook.to_owned(),
             hook.state.clone(),
             optional(hook.program_id),
+        ]);
+    }
+    let mut devices = table(&[
+        "DEVICE",
+        "ROLE",
+        "SOURCE OF SNAT",
+        "MTU",
+        "INGRESS",
+        "EGRESS",
+    ]);
+    for device in &status.devices {
+        devices.add_row([
+            device.device.clone(),
+            device.role.to_owned(),
+            format!("{} {}", device.v4, device.v6),
+            device.mtu.to_string(),
+            device.ingress.clone(),
+            device.egress.clone(),
         ]);
     }
     let mut maps = table(&["MAP", "ENTRIES", "CAPACITY", "MEMORY KiB"]);
@@ -116,7 +195,12 @@ fn print_tables(status: &Status) {
             drop.help.to_owned(),
         ]);
     }
-    println!("{hooks}\n\n{maps}\n\n{drops}");
+    let Flows { answered, new } = status.flows;
+    println!("{hooks}\n\n{devices}\n\nFlows: {answered} answered, {new} not yet\n");
+    println!("{maps}\n\n{drops}");
+    for obstacle in &status.obstacles {
+        println!("\n{obstacle}");
+    }
     if status.upgrade_under_way {
         println!(
             "\nAn agent is making new maps; these are in force until its first complete publish."
@@ -132,11 +216,11 @@ fn look_at_hook(pin_dir: &Path, hook: &'static str) -> Hook {
     let info =
         sys::open_pinned(&link_path(pin_dir, hook)).and_then(|link| sys::link_info(link.as_fd()));
     match info {
-        Ok(info) if info.cgroup_id != 0 => Hook {
+        Ok(info) if info.cgroup_id() != 0 => Hook {
             hook,
-            state: "in place".to_owned(),
+            state: IN_PLACE.to_owned(),
             program_id: Some(info.program_id),
-            cgroup_id: Some(info.cgroup_id),
+            cgroup_id: Some(info.cgroup_id()),
         },
         Ok(_) => Hook {
             hook,
@@ -164,7 +248,47 @@ fn map_names(kernel: &BpfKernel) -> Vec<String> {
         .collect()
 }
 
-fn look_at_map(pin_dir: &Path, name: String, kernel: &BpfKernel) -> Result<Map> {
+/// By the kernel; by the pins if it is gone.
+fn device_name(pins: &[DevicePin], index: u32) -> String {
+    let name = if_indextoname(index).map(|it| it.to_string_lossy().into_owned());
+    name.unwrap_or_else(|_| {
+        let pin = pins.iter().find(|it| it.device == index);
+        pin.map_or_else(|| index.to_string(), |it| it.name.clone())
+    })
+}
+
+fn look_at_device(
+    pins: &[DevicePin],
+    index: u32,
+    name: &str,
+    device: &proxy_common::Device,
+) -> Device {
+    let hook = |hook| {
+        let pin = pins.iter().find(|it| it.hook == hook && it.device == index);
+        match pin.map(DevicePin::program_id) {
+            Some(Ok(Some(_))) => IN_PLACE.to_owned(),
+            Some(Ok(None)) => "its device is gone".to_owned(),
+            Some(Err(error)) => error.to_string(),
+            None => "no program".to_owned(),
+        }
+    };
+    Device {
+        device: name.to_owned(),
+        index,
+        role: if device.role & proxy_common::Device::UPLINK != 0 {
+            "uplink"
+        } else {
+            "return"
+        },
+        v4: device.v4.to_ip().to_string(),
+        v6: device.v6.to_ip().to_string(),
+        mtu: device.mtu,
+        ingress: hook("ingress"),
+        egress: hook("egress"),
+    }
+}
+
+fn look_at_map(pin_dir: &Path, name: String, kernel: &BpfKernel, flows: [usize; 2]) -> Result<Map> {
     let info =
         MapInfo::from_pin(pin_dir.join(&name)).with_context(|| format!("opening map {name}"))?;
     let fd = info.fd().with_context(|| format!("opening map {name}"))?;
@@ -178,6 +302,9 @@ fn look_at_map(pin_dir: &Path, name: String, kernel: &BpfKernel) -> Result<Map> 
                 .filter(|&id| kernel.backend(id).service != 0)
                 .count(),
         ),
+        "devices" => Some(pinned_devices(pin_dir)?.len()),
+        "flows" => Some(flows[0]),
+        "flows_new" => Some(flows[1]),
         "tables" => Some(kernel.chunks() as usize),
         _ => None,
     };

@@ -1,10 +1,12 @@
 //! From a resolved service port to map elements: pure.
 
+pub mod maglev;
+
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
 use ipnet::IpNet;
 use proxy_common::{
-    Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, Scope, ServiceId,
-    ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
+    Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, FrontendKind, Scope,
+    ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
 };
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -25,16 +27,96 @@ pub struct BackendEntry {
     pub id: BackendId,
 }
 
-/// Number of tables that a service port can have: two families, two sets.
-pub const TABLES_PER_PORT: usize = 4;
+/// How a table lists the backends of its set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TableForm {
+    /// Each once, for a pick by chance.
+    List,
+    /// As [`maglev::table`], for a pick that is the same on every node.
+    Maglev,
+}
 
-/// Index of a table among those of its service port.
-pub fn table_index(is_v4: bool, set: EndpointSet) -> usize {
-    usize::from(!is_v4) * 2
-        + match set {
+/// One of the tables of a service port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TableKind {
+    /// How it lists them.
+    pub form: TableForm,
+    /// Its family.
+    pub is_v4: bool,
+    /// The set that it lists.
+    pub set: EndpointSet,
+}
+
+/// Number of tables that a service port can have: two forms, two families, two sets.
+pub const TABLES_PER_PORT: usize = 8;
+
+impl TableKind {
+    /// Every kind, in the order of their indices.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let sets = [EndpointSet::Cluster, EndpointSet::Local];
+        [TableForm::List, TableForm::Maglev]
+            .into_iter()
+            .flat_map(|form| [true, false].map(|is_v4| (form, is_v4)))
+            .flat_map(move |(form, is_v4)| sets.map(|set| Self { form, is_v4, set }))
+    }
+
+    /// The table that a frontend picks from. Clients on this node, and those of a
+    /// ClusterIP, whose packets come by one node alone, gain nothing by Maglev.
+    pub fn of(frontend: &ResolvedFrontend) -> Self {
+        let form = match (frontend.scope, frontend.kind) {
+            (Scope::Internal, _) | (Scope::External, FrontendKind::ClusterIp) => TableForm::List,
+            (
+                Scope::External,
+                FrontendKind::NodePort | FrontendKind::LoadBalancer | FrontendKind::ExternalIp,
+            ) => TableForm::Maglev,
+        };
+        Self {
+            form,
+            is_v4: frontend.address.is_v4(),
+            set: frontend.set,
+        }
+    }
+
+    /// Its index among the tables of its service port.
+    pub fn index(self) -> usize {
+        let form = match self.form {
+            TableForm::List => 0,
+            TableForm::Maglev => 4,
+        };
+        let set = match self.set {
             EndpointSet::Cluster => 0,
             EndpointSet::Local => 1,
+        };
+        form + usize::from(!self.is_v4) * 2 + set
+    }
+
+    /// The ids of the table, given the service port's backends in the order of
+    /// their addresses, and [`maglev::seed`].
+    pub fn ids(self, backends: &[BackendEntry], seed: u32) -> Vec<BackendId> {
+        let bit = match self.set {
+            EndpointSet::Cluster => Backend::IN_CLUSTER_SET,
+            EndpointSet::Local => Backend::IN_LOCAL_SET,
+        };
+        let members = backends
+            .iter()
+            .filter(|it| it.key.0.is_v4() == self.is_v4 && it.state & bit != 0);
+        match self.form {
+            TableForm::List => members.map(|it| it.id).collect(),
+            TableForm::Maglev => maglev_ids(&members.copied().collect::<Vec<_>>(), seed),
         }
+    }
+}
+
+fn maglev_ids(backends: &[BackendEntry], seed: u32) -> Vec<BackendId> {
+    let member = |entry: &BackendEntry| maglev::Member {
+        key: entry.key,
+        weight: 1,
+    };
+    let members: Vec<_> = backends.iter().map(member).collect();
+    maglev::table(&members, seed, maglev::size(members.len()))
+        .into_iter()
+        .map(|index| backends[index as usize].id)
+        .collect()
 }
 
 /// Bits of [`Backend::state`] for an endpoint. What resolve lists serves.
@@ -51,13 +133,25 @@ pub fn state(endpoint: &ResolvedEndpoint) -> u8 {
     state
 }
 
+/// What a published frontend was resolved to.
+pub fn resolved(frontend: &Frontend) -> ResolvedFrontend {
+    ResolvedFrontend {
+        address: frontend.key.address,
+        port: frontend.key.port,
+        kind: frontend.kind,
+        scope: frontend.key.scope,
+        set: frontend.set,
+        source_filter: frontend.source_filter,
+    }
+}
+
 /// The key of `frontends` for a resolved frontend.
 pub fn frontend_key(frontend: &ResolvedFrontend, port: &PortKey) -> FrontendKey {
     FrontendKey {
         address: frontend.address,
         port: frontend.port,
         protocol: port.protocol,
-        scope: Scope::Internal,
+        scope: frontend.scope,
     }
 }
 
@@ -81,36 +175,6 @@ impl PortKey {
     }
 }
 
-/// Which tables the frontends of a service port use.
-pub fn used_tables(frontends: &[ResolvedFrontend]) -> [bool; TABLES_PER_PORT] {
-    let mut used = [false; TABLES_PER_PORT];
-    for frontend in frontends {
-        used[table_index(frontend.address.is_v4(), frontend.set)] = true;
-    }
-    used
-}
-
-/// The ids of one table: the members of a set in one family, in the order of
-/// their addresses.
-pub fn members(backends: &[BackendEntry], table: usize) -> Vec<BackendId> {
-    backends
-        .iter()
-        .filter(|entry| {
-            let v4 = entry.key.0.is_v4();
-            [EndpointSet::Cluster, EndpointSet::Local]
-                .into_iter()
-                .any(|set| {
-                    let bit = match set {
-                        EndpointSet::Cluster => Backend::IN_CLUSTER_SET,
-                        EndpointSet::Local => Backend::IN_LOCAL_SET,
-                    };
-                    table_index(v4, set) == table && entry.state & bit != 0
-                })
-        })
-        .map(|entry| entry.id)
-        .collect()
-}
-
 /// The element of `frontends` for one frontend of a service port.
 pub fn frontend(
     frontend: &ResolvedFrontend,
@@ -121,7 +185,7 @@ pub fn frontend(
     affinity_timeout_s: u32,
 ) -> Frontend {
     let is_v4 = frontend.address.is_v4();
-    let table = tables[table_index(is_v4, frontend.set)];
+    let table = tables[TableKind::of(frontend).index()];
     let elsewhere = frontend.set == EndpointSet::Local
         && table.length == 0
         && backends

@@ -4,10 +4,12 @@
 //! where it has the option.
 
 mod options;
+mod snat;
 
 pub use options::{LogFormat, Options};
 
 use crate::attach::{AttachOptions, MapSizes};
+use crate::devices::UplinkNames;
 use crate::resolve::ResolveOptions;
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
@@ -41,6 +43,9 @@ impl Options {
                 "--service-cidrs and --skip-frontends name {ranges} ranges and addresses, more than {}",
                 limits::SERVICE_CIDRS_MAX
             );
+        }
+        if options.maglev_seed.as_deref() == Some("") {
+            bail!("--maglev-seed is empty: give a text, the same on every node");
         }
         let cgroup_root = match options.cgroup_root {
             Some(path) => path,
@@ -86,19 +91,19 @@ impl Options {
                 options.nodeport_addresses,
                 options.bind_address,
             )?,
-            unused: [
-                ("devices", options.devices.is_some()),
-                ("cluster-cidr", options.cluster_cidr.is_some()),
-            ]
-            .into_iter()
-            .filter_map(|(flag, set)| set.then_some(flag))
-            .collect(),
+            maglev_seed: options.maglev_seed,
+            uplinks: UplinkNames::parse(options.devices)?,
+            unused: [("cluster-cidr", options.cluster_cidr.is_some())]
+                .into_iter()
+                .filter_map(|(flag, set)| set.then_some(flag))
+                .collect(),
             attach: AttachOptions {
                 pin_dir: options.pin_dir.unwrap_or_else(|| PIN_DIR.into()),
                 cgroup_root,
                 sizes,
                 host_only: options.host_namespace_only.unwrap_or(false),
                 service_cidrs: options.service_cidrs.unwrap_or_default(),
+                snat_ports: snat::ports(options.snat_ports.as_deref())?,
                 left_alone: skip.iter().map(|it| it.address).collect(),
             },
             resolve: ResolveOptions {
@@ -123,6 +128,10 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// Which local addresses serve NodePorts.
     pub node_port_addresses: NodePortAddresses,
+    /// What Maglev tables are seeded with; `None` for the cluster's UID.
+    pub maglev_seed: Option<String>,
+    /// Which devices are uplinks.
+    pub uplinks: UplinkNames,
     /// Options that were given and do nothing in this version.
     pub unused: Vec<&'static str>,
     /// Programs and maps.

@@ -50,10 +50,16 @@ pub struct Options {
     #[arg(long, value_name = "CIDR", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub service_cidrs: Option<Vec<IpNet>>,
-    /// Uplink devices; this version has no device programs and only warns
+    /// Uplinks by name, `*` for any text, or `none` for no programs on devices [default: devices of default routes and of the Node's addresses]
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub devices: Option<Vec<String>>,
+    /// What Maglev tables are seeded with, the same on every node [default: the UID of Namespace kube-system, or a fixed text with --manifests]
+    #[arg(long, value_name = "TEXT")]
+    pub maglev_seed: Option<String>,
+    /// Source ports of connections to backends on other nodes [default: the largest range outside of ip_local_port_range and NodePorts]
+    #[arg(long, value_name = "FIRST-LAST")]
+    pub snat_ports: Option<String>,
     /// Cgroup v2 directory whose processes are served [default: the root of the hierarchy]
     #[arg(long, value_name = "DIR")]
     pub cgroup_root: Option<PathBuf>,
@@ -79,7 +85,7 @@ pub struct Options {
     /// Form of the log [default: text]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
-    /// Room in map frontends, 136 bytes each [default: 65536]
+    /// Room in map frontends, 136 bytes each, two for each address and port [default: 131072]
     #[arg(long, value_name = "N")]
     pub frontends_max: Option<u32>,
     /// Room in map backends, 32 bytes each [default: 262144]
@@ -155,6 +161,8 @@ impl Options {
                 cluster_cidr,
                 service_cidrs,
                 devices,
+                maglev_seed,
+                snat_ports,
                 cgroup_root,
                 pin_dir,
                 host_namespace_only,

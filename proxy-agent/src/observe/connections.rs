@@ -20,7 +20,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Endpoints that get series of their own, in the order of their service ports'
-/// names; the rest is counted by `fairlead_endpoints_without_series`. Two series
+/// names; the rest is counted by `fairlead_endpoints_without_series`. Seven series
 /// each, of about 200 bytes in a scrape.
 const ENDPOINTS_MAX: usize = 20_000;
 
@@ -99,6 +99,32 @@ impl Counted {
         Ok(())
     }
 
+    /// Of the packet path's flows that are over.
+    fn encode_traffic(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
+        let closed = (
+            "fairlead_flows_closed",
+            "Flows to an endpoint that are over",
+        );
+        self.encode_endpoints(encoder, closed, |stats| stats.closed)?;
+        type Counter = fn(&BackendStats) -> u64;
+        let counters: [(&str, &str, Counter); 4] = [
+            ("sent_packets", "Packets to an endpoint", |it| it.packets_to),
+            ("sent_bytes", "Bytes to an endpoint", |it| it.bytes_to),
+            ("received_packets", "Packets from an endpoint", |it| {
+                it.packets_from
+            }),
+            ("received_bytes", "Bytes from an endpoint", |it| {
+                it.bytes_from
+            }),
+        ];
+        for (name, help, counter) in counters {
+            let name = format!("fairlead_endpoint_{name}");
+            let help = format!("{help} in flows that are over");
+            self.encode_endpoints(encoder, (&name, &help), counter)?;
+        }
+        Ok(())
+    }
+
     fn encode_refused(&self, encoder: &mut DescriptorEncoder) -> fmt::Result {
         let help = "Connections and datagrams that a service port had no endpoint for";
         let mut family = counter_family(encoder, "fairlead_connections_refused", help)?;
@@ -166,6 +192,7 @@ impl Counted {
         self.encode_endpoints(encoder, ("fairlead_connections_failed", help), |stats| {
             stats.failed
         })?;
+        self.encode_traffic(encoder)?;
         self.encode_refused(encoder)?;
         self.encode_no_local_endpoints(encoder)?;
         let without_series = self.endpoints.len().saturating_sub(ENDPOINTS_MAX);

@@ -3,6 +3,7 @@
 use super::connections::Connections;
 use super::events::EventOutcome;
 use crate::attach::{MapSizes, MapSpec, layout};
+use crate::flows::{Removed, State, Summary};
 use crate::model::Warning;
 use crate::publish::Sizes;
 use crate::sockets;
@@ -16,7 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
-use proxy_common::DropReason;
+use proxy_common::{DropReason, Protocol};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -41,6 +42,12 @@ struct Map {
     map: String,
 }
 
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FlowLabels {
+    protocol: &'static str,
+    state: &'static str,
+}
+
 type Seconds = Gauge<f64, AtomicU64>;
 
 /// All metrics of one agent.
@@ -63,6 +70,8 @@ pub struct Metrics {
     contested: Gauge,
     sockets_destroyed: Counter,
     sockets_left: Counter,
+    flows: Family<FlowLabels, Gauge>,
+    flows_removed: Family<Reason, Counter>,
     sockets_guarded: Gauge,
 }
 
@@ -87,6 +96,8 @@ impl Metrics {
             contested: Gauge::default(),
             sockets_destroyed: Counter::default(),
             sockets_left: Counter::default(),
+            flows: Family::default(),
+            flows_removed: Family::default(),
             sockets_guarded: Gauge::default(),
             registry: Registry::default(),
         };
@@ -172,6 +183,16 @@ impl Metrics {
             "fairlead_udp_sockets_left",
             "Connected UDP sockets of gone backends that could not be ended",
             self.sockets_left.clone(),
+        );
+        registry.register(
+            "fairlead_flows",
+            "Flows of the packet path at the last walk through them",
+            self.flows.clone(),
+        );
+        registry.register(
+            "fairlead_flows_removed",
+            "Flows that the agent removed: silent for too long, of a UDP backend that is gone, or left by half",
+            self.flows_removed.clone(),
         );
         registry.register(
             "fairlead_udp_sockets_guarded",
@@ -261,6 +282,55 @@ impl Metrics {
         self.sockets_destroyed.inc_by(outcome.destroyed as u64);
         self.sockets_left.inc_by(outcome.left as u64);
         self.sockets_guarded.set(outcome.guarded as i64);
+    }
+
+    /// What a walk through the flows has found.
+    pub fn flows(&self, summary: &Summary) {
+        for state in State::ALL {
+            for protocol in [Protocol::Tcp, Protocol::Udp] {
+                let found = summary.flows.get(&(protocol as u32, state));
+                let labels = FlowLabels {
+                    protocol: protocol.as_str(),
+                    state: state.as_str(),
+                };
+                // States belong to one protocol: the others' series stay away.
+                if found.is_some() || self.flows.get(&labels).is_some() {
+                    self.flows
+                        .get_or_create(&labels)
+                        .set(found.map_or(0, |&count| count as i64));
+                }
+            }
+        }
+        for (map, entries) in [
+            ("flows", summary.elements),
+            ("flows_new", summary.elements_new),
+        ] {
+            self.map_entries
+                .get_or_create(&Map {
+                    map: map.to_owned(),
+                })
+                .set(entries as i64);
+        }
+    }
+
+    /// Flows that were removed since the last call.
+    pub fn flows_removed(&self, removed: Removed) {
+        let Removed {
+            silent,
+            backend_gone,
+            half,
+        } = removed;
+        for (reason, count) in [
+            ("silent", silent),
+            ("backend_gone", backend_gone),
+            ("half", half),
+        ] {
+            self.flows_removed
+                .get_or_create(&Reason {
+                    reason: reason.to_owned(),
+                })
+                .inc_by(count);
+        }
     }
 
     /// Something in an object is not used.

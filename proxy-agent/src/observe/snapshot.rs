@@ -5,7 +5,8 @@
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Kernel, KernelError};
 use proxy_common::{
-    Backend, BackendId, BackendStats, Frontend, Protocol, ServiceId, ServiceRecord, ServiceStats,
+    Backend, BackendId, BackendStats, Frontend, Protocol, Scope, ServiceId, ServiceRecord,
+    ServiceStats,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +27,7 @@ pub struct ServicePort {
     pub external_traffic_policy: &'static str,
     /// Seconds, 0 without affinity.
     pub affinity_timeout_s: u32,
-    /// Where it is reachable from this node.
+    /// Where it is reachable, for clients on this node and for those outside.
     pub frontends: Vec<FrontendView>,
     /// Its endpoints.
     pub backends: Vec<BackendView>,
@@ -43,7 +44,10 @@ pub struct FrontendView {
     pub kind: &'static str,
     /// `address:port`; a NodePort stands on every NodePort address of its family.
     pub address: String,
-    /// Ids of the backends that new connections get.
+    /// `internal`: for clients on this node. `external`: for those whose packets
+    /// come in by an uplink.
+    pub scope: &'static str,
+    /// Ids of the backends that new connections get, in their order.
     pub backends: Vec<BackendId>,
 }
 
@@ -127,10 +131,16 @@ fn empty(id: ServiceId, record: &ServiceRecord, stats: ServiceStats) -> ServiceP
     }
 }
 
-fn frontend_view(frontend: &Frontend, backends: Vec<BackendId>) -> FrontendView {
+fn frontend_view(frontend: &Frontend, mut backends: Vec<BackendId>) -> FrontendView {
+    backends.sort_unstable();
+    backends.dedup();
     FrontendView {
         kind: frontend.kind.as_str(),
         address: socket_address(frontend.key.address, frontend.key.port),
+        scope: match frontend.key.scope {
+            Scope::Internal => "internal",
+            Scope::External => "external",
+        },
         backends,
     }
 }
@@ -156,6 +166,7 @@ fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> Backen
     }
 }
 
-pub(super) fn socket_address(address: proxy_common::Address, port: u16) -> String {
+/// `address:port`, IPv6 in brackets.
+pub fn socket_address(address: proxy_common::Address, port: u16) -> String {
     std::net::SocketAddr::new(address.to_ip(), port).to_string()
 }

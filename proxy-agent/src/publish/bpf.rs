@@ -3,18 +3,18 @@
 //! `backends` and the chunks of `tables` are mmapable arrays, so that filling a
 //! table is a few stores and not a system call per element.
 
+use super::pinned::{absent_is_fine, duplicate, max_entries, open, refused, typed};
 use super::shared::Shared;
 use super::{AddressSet, Grace, Kernel, KernelError};
 use crate::attach::layout;
 use crate::{crash, sys};
 use aya::maps::lpm_trie::{Key, LpmTrie};
-use aya::maps::{ArrayOfMaps, HashMap, MapData, MapError};
+use aya::maps::{Array, ArrayOfMaps, HashMap, MapData, MapError};
 use proxy_common::{
-    Address, Backend, BackendId, BackendStats, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
-    ServiceRecord, ServiceStats, SourceRange, TableLine, TableRef,
+    Address, Backend, BackendId, BackendStats, DeviceSettings, Frontend, FrontendKey, IDS_PER_LINE,
+    ServiceId, ServiceRecord, ServiceStats, SourceRange, TableLine, TableRef,
     limits::{CHUNKS_MAX, LINES_PER_CHUNK},
 };
-use std::collections::BTreeMap;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
@@ -31,6 +31,7 @@ const KEY: usize = size_of::<FrontendKey>();
 const FRONTEND: usize = size_of::<Frontend>();
 const RECORD: usize = size_of::<ServiceRecord>();
 const ADDRESS: usize = size_of::<Address>();
+const DEVICE_SETTINGS: usize = size_of::<DeviceSettings>();
 const RANGE: usize = size_of::<SourceRange>();
 const BACKEND_WORDS: usize = size_of::<Backend>() / 4;
 /// The word of a backend that holds its port and its state.
@@ -44,13 +45,14 @@ pub struct BpfKernel {
     vips: Bytes<[u8; ADDRESS]>,
     node_addresses: Bytes<[u8; ADDRESS]>,
     source_ranges: LpmTrie<MapData, [u8; RANGE], u32>,
+    device_settings: Array<MapData, [u8; DEVICE_SETTINGS]>,
     tables: ArrayOfMaps<MapData, MapData>,
     tables_fd: OwnedFd,
     chunks: Vec<Chunk>,
     backends: Shared,
-    backend_stats: Shared,
-    service_stats: Shared,
-    backends_max: u32,
+    pub(super) backend_stats: Shared,
+    pub(super) service_stats: Shared,
+    pub(super) backends_max: u32,
     services_max: u32,
 }
 
@@ -87,6 +89,11 @@ impl BpfKernel {
                 "source_ranges",
             )?))
             .map_err(refused("open", "source_ranges"))?,
+            device_settings: Array::try_from(aya::maps::Map::Array(open(
+                directory,
+                "device_settings",
+            )?))
+            .map_err(refused("open", "device_settings"))?,
             tables: ArrayOfMaps::try_from(aya::maps::Map::ArrayOfMaps(tables))
                 .map_err(refused("open", "tables"))?,
             tables_fd,
@@ -112,51 +119,9 @@ impl BpfKernel {
         Ok(())
     }
 
-    /// Counters of a backend.
-    pub fn backend_stats(&self, id: BackendId) -> BackendStats {
-        let stats = self.backend_stats.at::<BackendStats>(id as usize);
-        // SAFETY: inside the mapping and aligned; a counter may be one behind.
-        stats.map_or_else(BackendStats::default, |stats| unsafe {
-            stats.read_volatile()
-        })
-    }
-
-    /// Counters of a service port.
-    pub fn service_stats(&self, id: ServiceId) -> ServiceStats {
-        let stats = self.service_stats.at::<ServiceStats>(id as usize);
-        // SAFETY: as above.
-        stats.map_or_else(ServiceStats::default, |stats| unsafe {
-            stats.read_volatile()
-        })
-    }
-
     /// The pins lie elsewhere now.
     pub fn moved_to(&mut self, directory: &Path) {
         self.directory = directory.to_owned();
-    }
-
-    /// Takes over the counters of what is still the same in `old`.
-    pub fn copy_stats(&mut self, old: &Self) -> Result<(), KernelError> {
-        for id in 1..self.backends_max.min(old.backends_max) {
-            let backend = old.backend(id);
-            if backend.service != 0
-                && backend.generation == self.backend(id).generation
-                && let Some(stats) = self.backend_stats.at::<BackendStats>(id as usize)
-            {
-                // SAFETY: inside the mapping and aligned; no program counts there yet.
-                unsafe { stats.write_volatile(old.backend_stats(id)) };
-            }
-        }
-        let names: BTreeMap<_, _> = old.services()?.into_iter().collect();
-        for (id, record) in self.services()? {
-            if names.get(&id).is_some_and(|it| it.name == record.name)
-                && let Some(stats) = self.service_stats.at::<ServiceStats>(id as usize)
-            {
-                // SAFETY: as above.
-                unsafe { stats.write_volatile(old.service_stats(id)) };
-            }
-        }
-        Ok(())
     }
 
     fn line(&self, table: TableRef, line: u32) -> Option<*mut TableLine> {
@@ -417,6 +382,20 @@ impl Kernel for BpfKernel {
         absent_is_fine(self.address_set(set).remove(&address.bytes), set.map())
     }
 
+    fn device_settings(&self) -> Result<DeviceSettings, KernelError> {
+        let bytes = self.device_settings.get(&0, 0);
+        let bytes = bytes.map_err(refused("look-up", "device_settings"))?;
+        Ok(zerocopy::transmute!(bytes))
+    }
+
+    fn set_device_settings(&mut self, settings: &DeviceSettings) -> Result<(), KernelError> {
+        crash::point();
+        let bytes: [u8; DEVICE_SETTINGS] = zerocopy::transmute!(*settings);
+        self.device_settings
+            .set(0, bytes, 0)
+            .map_err(refused("update", "device_settings"))
+    }
+
     /// One write to an outer map: the kernel returns from it only when every
     /// program that ran before has ended (kernel/bpf/syscall.c,
     /// `maybe_wait_bpf_programs`). It takes about 8 ms.
@@ -444,54 +423,5 @@ impl Kernel for BpfKernel {
                 .set(0, &chunk, 0)
                 .map_err(refused("update", "tables"))
         })
-    }
-}
-
-pub(super) fn open(directory: &Path, map: &'static str) -> Result<MapData, KernelError> {
-    MapData::from_pin(directory.join(map)).map_err(refused("open", map))
-}
-
-fn typed<K: aya::Pod, V: aya::Pod>(
-    data: MapData,
-    map: &'static str,
-) -> Result<HashMap<MapData, K, V>, KernelError> {
-    HashMap::try_from(aya::maps::Map::HashMap(data)).map_err(refused("open", map))
-}
-
-pub(super) fn max_entries(data: &MapData, map: &'static str) -> Result<u32, KernelError> {
-    Ok(data.info().map_err(refused("info", map))?.max_entries())
-}
-
-fn duplicate(data: &MapData, map: &'static str) -> Result<OwnedFd, KernelError> {
-    data.fd()
-        .as_fd()
-        .try_clone_to_owned()
-        .map_err(|error| KernelError {
-            call: "duplicate",
-            map,
-            error,
-        })
-}
-
-/// Removing what is not there is what was wanted.
-fn absent_is_fine(result: Result<(), MapError>, map: &'static str) -> Result<(), KernelError> {
-    match result {
-        Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
-        Err(MapError::SyscallError(error))
-            if error.io_error.raw_os_error() == Some(libc::ENOENT) =>
-        {
-            Ok(())
-        }
-        Err(error) => Err(refused("delete", map)(error)),
-    }
-}
-
-fn refused(call: &'static str, map: &'static str) -> impl Fn(MapError) -> KernelError {
-    move |error| {
-        let error = match error {
-            MapError::SyscallError(error) => error.io_error,
-            error => io::Error::other(error),
-        };
-        KernelError { call, map, error }
     }
 }

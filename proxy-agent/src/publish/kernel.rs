@@ -1,8 +1,8 @@
 //! The kernel as the publisher sees it: single writes that can fail.
 
 use proxy_common::{
-    Address, Backend, BackendId, Frontend, FrontendKey, ServiceId, ServiceRecord, SourceRange,
-    TableRef,
+    Address, Backend, BackendId, DeviceSettings, Frontend, FrontendKey, ServiceId, ServiceRecord,
+    SourceRange, TableRef,
 };
 use std::io;
 
@@ -85,6 +85,10 @@ pub trait Kernel {
     fn add_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError>;
     /// Removes from an address set.
     fn remove_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError>;
+    /// The element of `device_settings`.
+    fn device_settings(&self) -> Result<DeviceSettings, KernelError>;
+    /// Writes the element of `device_settings`.
+    fn set_device_settings(&mut self, settings: &DeviceSettings) -> Result<(), KernelError>;
     /// What waits for the readers of this moment.
     fn grace(&self) -> Grace;
 }

@@ -6,7 +6,7 @@
 //! ids, or an error, from the publish that follows.
 
 use super::{AddressSet, Kernel, KernelError, Publisher};
-use proxy_common::{Address, Backend, BackendId, Frontend};
+use proxy_common::{Address, Backend, BackendId, DeviceSettings, Frontend};
 use zerocopy::FromZeros;
 
 /// What became of a copy.
@@ -53,6 +53,11 @@ pub fn copy(old: &impl Kernel, new: &mut impl Kernel, base: u32) -> Result<Migra
             migrated.left_out += 1;
         }
     }
+    let settings = DeviceSettings {
+        seed: old.device_settings()?.seed,
+        ..new.device_settings()?
+    };
+    new.set_device_settings(&settings)?;
     for set in [AddressSet::Vips, AddressSet::NodeAddresses] {
         for address in old.addresses(set)? {
             if new.add_address(set, &address).is_err() {

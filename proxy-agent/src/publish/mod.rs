@@ -17,10 +17,13 @@
 mod arena;
 pub mod bpf;
 mod claims;
+mod counters;
 mod error;
 mod ids;
 mod kernel;
 pub mod migrate;
+mod node;
+mod pinned;
 mod port;
 mod restore;
 mod shared;
@@ -39,7 +42,6 @@ use ids::Ids;
 use port::Port;
 use proxy_common::{Address, BackendId, Frontend, FrontendKey, ServiceId, SourceRange, TableRef};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::IpAddr;
 
 /// A Service that is asked for, or `None` if it is gone.
 pub type Change = (ObjectName, Option<ResolvedService>);
@@ -109,6 +111,8 @@ pub struct Publisher<K> {
     backends_in_use: usize,
     /// Map `node_addresses`.
     node_addresses: BTreeSet<Address>,
+    /// Seed in map `device_settings`.
+    seed: u32,
     retired: Retired,
 }
 
@@ -180,26 +184,6 @@ impl<K: Kernel> Publisher<K> {
     /// Services that the kernel knew at start and that are not yet published.
     pub fn known_services(&self) -> impl Iterator<Item = &ObjectName> {
         self.services.keys()
-    }
-
-    /// Makes map `node_addresses` hold just these.
-    pub fn set_node_addresses(&mut self, addresses: &BTreeSet<IpAddr>) -> Result<(), KernelError> {
-        let wanted: BTreeSet<Address> = addresses.iter().map(|&ip| ip.into()).collect();
-        let mut outcome = Ok(());
-        for address in self.node_addresses.clone().difference(&wanted) {
-            self.kernel
-                .remove_address(AddressSet::NodeAddresses, address)?;
-            self.node_addresses.remove(address);
-        }
-        for address in wanted.difference(&self.node_addresses.clone()) {
-            match self.kernel.add_address(AddressSet::NodeAddresses, address) {
-                Ok(()) => {
-                    self.node_addresses.insert(*address);
-                }
-                Err(error) => outcome = Err(error),
-            }
-        }
-        outcome
     }
 
     /// What waits to be freed, and the wait that it needs; run the wait off the

@@ -1,7 +1,7 @@
 //! Phases 2, 3 and 5 of a publish: the backends, tables and frontends of one service port.
 
 use super::{Kernel, KernelError, PublishError, Publisher, Rank};
-use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT};
+use crate::compile::{self, BackendEntry, PortKey, TABLES_PER_PORT, TableKind};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
 use proxy_common::{
@@ -248,13 +248,11 @@ impl<K: Kernel> Publisher<K> {
         frontends: &[ResolvedFrontend],
     ) -> Result<[TableRef; TABLES_PER_PORT], PublishError> {
         let mut tables = [TableRef::default(); TABLES_PER_PORT];
-        for (index, used) in compile::used_tables(frontends).into_iter().enumerate() {
-            if !used {
-                continue;
-            }
-            let ids = compile::members(next, index);
-            let current = port.tables[index];
-            tables[index] =
+        let used: BTreeSet<TableKind> = frontends.iter().map(TableKind::of).collect();
+        for kind in used {
+            let ids = kind.ids(next, self.seed);
+            let current = port.tables[kind.index()];
+            tables[kind.index()] =
                 if current.length as usize == ids.len() && self.kernel.table_is(current, &ids) {
                     current
                 } else {

@@ -3,9 +3,8 @@
 use super::{
     AddressSet, Arena, Claims, Ids, Kernel, KernelError, Port, Publisher, Retired, ServiceState,
 };
-use crate::compile::{self, BackendEntry, PortKey};
+use crate::compile::{self, BackendEntry, PortKey, TableKind};
 use crate::model::ObjectName;
-use crate::resolve::ResolvedFrontend;
 use proxy_common::{Frontend, FrontendKey, Protocol, ServiceId, ServiceRecord};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -51,6 +50,7 @@ impl<K: Kernel> Publisher<K> {
             service_ids: Ids::new(kernel.services_max(), |id| used.contains(&id)),
             vips_missing: BTreeSet::new(),
             backends_in_use,
+            seed: kernel.device_settings()?.seed,
             next_generation: last_generation.unwrap_or(0).wrapping_add(1),
             node_addresses: node_addresses.into_iter().collect(),
             vips: vips.into_iter().map(|vip| (vip, 0)).collect(),
@@ -139,13 +139,7 @@ fn restore_backends(kernel: &impl Kernel, ports: &mut Ports, retired: &mut Retir
 /// two swings its frontends may name different tables for one set: all are kept
 /// until the next publish.
 fn restore_frontend(frontend: &Frontend, port: &mut Port, arena: &mut Arena) {
-    let resolved = ResolvedFrontend {
-        address: frontend.key.address,
-        port: frontend.key.port,
-        kind: frontend.kind,
-        set: frontend.set,
-        source_filter: frontend.source_filter,
-    };
+    let resolved = compile::resolved(frontend);
     let mut frontends = std::mem::take(&mut port.frontends).into_vec();
     frontends.push(resolved);
     port.frontends = frontends.into();
@@ -162,8 +156,7 @@ fn restore_frontend(frontend: &Frontend, port: &mut Port, arena: &mut Arena) {
         }
         port.owned_tables.push(table);
     }
-    let index = compile::table_index(frontend.key.address.is_v4(), frontend.set);
-    port.tables[index] = table;
+    port.tables[TableKind::of(&resolved).index()] = table;
 }
 
 /// A name that no Service has: what stands under it goes with the first publish.

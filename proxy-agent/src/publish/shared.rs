@@ -1,7 +1,7 @@
 //! Arrays as memory that the programs read at the same time.
 
 use super::KernelError;
-use super::bpf::{max_entries, open};
+use super::pinned::{max_entries, open};
 use memmap2::{MmapOptions, MmapRaw};
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;

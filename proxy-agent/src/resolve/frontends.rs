@@ -4,7 +4,7 @@
 
 use super::{NodeView, ResolveOptions, ResolvedFrontend, Skip, address};
 use crate::model::{Family, Kind, Reason, Service, ServicePort, ServiceType, Warning};
-use proxy_common::{Address, EndpointSet, FrontendKind, SourceFilter};
+use proxy_common::{Address, EndpointSet, FrontendKind, Scope, SourceFilter};
 use std::net::IpAddr;
 
 /// The addresses that all ports of a Service share.
@@ -68,8 +68,8 @@ impl Addresses {
         }
     }
 
-    /// The frontends of one port, but for those to skip. An address that several fields have counts
-    /// once, as the first of ClusterIP, load balancer, externalIP.
+    /// The frontends of one port in both scopes, but for those to skip: what
+    /// somebody else serves on this node is left to them, whoever the client is.
     pub(super) fn frontends(
         &self,
         service: &Service,
@@ -77,7 +77,31 @@ impl Addresses {
         node: &NodeView,
         skip: &[Skip],
     ) -> Vec<ResolvedFrontend> {
-        let mut frontends = Vec::<ResolvedFrontend>::new();
+        let mut sites = self.sites(port);
+        sites.retain(|&(address, number, _)| {
+            let address = address.to_ip();
+            !skip
+                .iter()
+                .any(|skip| skip.covers(address, number, port.protocol))
+        });
+        let scopes = [Scope::Internal, Scope::External].into_iter();
+        let frontend = |scope, (address, port, kind)| ResolvedFrontend {
+            address,
+            port,
+            kind,
+            scope,
+            set: set(service, kind, scope),
+            source_filter: source_filter(service, kind, scope, address, node),
+        };
+        scopes
+            .flat_map(|scope| sites.iter().map(move |&site| frontend(scope, site)))
+            .collect()
+    }
+
+    /// Where a port is reachable. An address that several fields have counts
+    /// once, as the first of ClusterIP, load balancer, externalIP.
+    fn sites(&self, port: &ServicePort) -> Vec<Site> {
+        let mut sites = Vec::<Site>::new();
         let fields = [
             (FrontendKind::ClusterIp, &self.cluster_ips),
             (FrontendKind::LoadBalancer, &self.load_balancer_ips),
@@ -86,51 +110,45 @@ impl Addresses {
         for (kind, addresses) in fields {
             for &address in addresses {
                 let address = Address::from(address);
-                if !frontends.iter().any(|it| it.address == address) {
-                    frontends.push(ResolvedFrontend {
-                        address,
-                        port: port.port,
-                        kind,
-                        set: set(service, kind),
-                        source_filter: source_filter(service, kind, address, node),
-                    });
+                if !sites.iter().any(|site| site.0 == address) {
+                    sites.push((address, port.port, kind));
                 }
             }
         }
-        let kind = FrontendKind::NodePort;
         // A nodePort of 0 is none (allocateLoadBalancerNodePorts: false).
-        let families = self
-            .node_port_families
-            .iter()
-            .filter(|_| port.node_port != 0);
-        frontends.extend(families.map(|family| ResolvedFrontend {
-            address: match family {
-                Family::V4 => Address::ANY_V4,
-                Family::V6 => Address::ANY_V6,
-            },
-            port: port.node_port,
-            kind,
-            set: set(service, kind),
-            source_filter: SourceFilter::Anyone,
-        }));
-        frontends.retain(|frontend| {
-            let address = frontend.address.to_ip();
-            !skip
-                .iter()
-                .any(|skip| skip.covers(address, frontend.port, port.protocol))
-        });
-        frontends
+        if port.node_port != 0 {
+            sites.extend(self.node_port_families.iter().map(|family| {
+                let address = match family {
+                    Family::V4 => Address::ANY_V4,
+                    Family::V6 => Address::ANY_V6,
+                };
+                (address, port.node_port, FrontendKind::NodePort)
+            }));
+        }
+        sites
     }
 }
 
-/// The set that a client on this node gets (semantics 16, 17): its traffic to
-/// an address of a load balancer or an externalIP counts as internal to the
-/// cluster, so an external policy `Local` does not bind it.
-fn set(service: &Service, kind: FrontendKind) -> EndpointSet {
-    let local = match kind {
-        FrontendKind::ClusterIp => service.internal_local,
-        FrontendKind::NodePort => service.external_local,
-        FrontendKind::LoadBalancer | FrontendKind::ExternalIp => false,
+/// Address, port and the field that the address comes from.
+type Site = (Address, u16, FrontendKind);
+
+/// The set that clients get (semantics 16, 17, 23).
+///
+/// `spec.internalTrafficPolicy` binds the ClusterIP and nothing else (KEP-2086),
+/// also for clients outside that route to it: kube-proxy sends them through the
+/// same chain (nftables/proxier.go, `internalTrafficChain`).
+/// `spec.externalTrafficPolicy` binds the other addresses. To clients on this
+/// node those of a load balancer and externalIPs count as internal to the cluster,
+/// so that policy `Local` does not bind them (the chain `external-…` of the same
+/// file goes to the cluster's endpoints for them first).
+fn set(service: &Service, kind: FrontendKind, scope: Scope) -> EndpointSet {
+    let local = match (kind, scope) {
+        (FrontendKind::ClusterIp, Scope::Internal | Scope::External) => service.internal_local,
+        (FrontendKind::NodePort, Scope::Internal | Scope::External) => service.external_local,
+        (FrontendKind::LoadBalancer | FrontendKind::ExternalIp, Scope::Internal) => false,
+        (FrontendKind::LoadBalancer | FrontendKind::ExternalIp, Scope::External) => {
+            service.external_local
+        }
     };
     if local {
         EndpointSet::Local
@@ -140,11 +158,13 @@ fn set(service: &Service, kind: FrontendKind) -> EndpointSet {
 }
 
 /// Which clients an address takes (semantics 22; serviceport.go and the chains of
-/// nftables/proxier.go): source ranges bind load balancer addresses only. Those
-/// of the other family do not count: a list of nothing else is no filter here.
+/// nftables/proxier.go): `spec.loadBalancerSourceRanges` bind load balancer
+/// addresses only. Those of the other family do not count: a list of nothing else
+/// is no filter here. A packet from outside is never the node's own.
 fn source_filter(
     service: &Service,
     kind: FrontendKind,
+    scope: Scope,
     address: Address,
     node: &NodeView,
 ) -> SourceFilter {
@@ -162,10 +182,10 @@ fn source_filter(
         all |= range.prefix_len() == 0;
         node_is_in |= node.addresses.iter().any(|ip| range.contains(ip));
     }
-    match (all, node_is_in) {
-        (true, _) => SourceFilter::Anyone,
-        (false, true) => SourceFilter::RangesAndHost,
-        (false, false) => SourceFilter::Ranges,
+    match (all, node_is_in, scope) {
+        (true, ..) => SourceFilter::Anyone,
+        (false, true, Scope::Internal) => SourceFilter::RangesAndHost,
+        (false, true, Scope::External) | (false, false, _) => SourceFilter::Ranges,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Services, slices and a node to frontends and endpoint sets.
 //!
 //! Pure: no I/O, no clock, no globals. Every rule of the Service API about what
-//! a client on this node reaches is here and nowhere else. Three steps per
+//! a client reaches, be it on this node or outside, is here and nowhere else. Three steps per
 //! Service: [`endpoints`] joins the slices, [`topology`] decides the two sets,
 //! [`frontends`] lists the addresses and the set that each uses.
 //!
@@ -20,7 +20,7 @@ pub use skip::{NoSkip, Skip};
 
 use crate::model::{EndpointSlice, Kind, ObjectName, Reason, Service, ServicePort, Warning};
 use ipnet::IpNet;
-use proxy_common::{Address, EndpointSet, FrontendKind, Protocol, SourceFilter};
+use proxy_common::{Address, EndpointSet, FrontendKind, Protocol, Scope, SourceFilter};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -77,7 +77,7 @@ pub struct ResolvedPort {
     pub external_local: bool,
     /// Clients that filtered frontends take.
     pub source_ranges: Vec<IpNet>,
-    /// Each (address, port) once.
+    /// Each (scope, address, port) once.
     pub frontends: Vec<ResolvedFrontend>,
     /// Endpoints of both families that are ready or serving, sorted by address
     /// and port, each once. Those in no set get no new flows, but UDP flows that
@@ -85,7 +85,7 @@ pub struct ResolvedPort {
     pub endpoints: Vec<ResolvedEndpoint>,
 }
 
-/// An address and port of a service port, for clients on this node.
+/// An address and port of a service port, for the clients of one scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolvedFrontend {
     /// The address; [`Address::ANY_V4`] or [`Address::ANY_V6`] for a NodePort.
@@ -94,7 +94,9 @@ pub struct ResolvedFrontend {
     pub port: u16,
     /// Field that the address comes from.
     pub kind: FrontendKind,
-    /// Set that is used from this node.
+    /// Where the clients stand.
+    pub scope: Scope,
+    /// Set that they get.
     pub set: EndpointSet,
     /// Clients that it takes.
     pub source_filter: SourceFilter,

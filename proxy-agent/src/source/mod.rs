@@ -5,7 +5,6 @@
 
 pub mod kube;
 pub mod manifests;
-pub mod node_addresses;
 
 use crate::model::{
     self, EndpointSlice, Interner, Kind, Node, ObjectName, RawEndpointSlice, RawNode, RawService,

@@ -94,6 +94,11 @@ impl Store {
         self.listings.complete(Kind::Service) && self.listings.complete(Kind::EndpointSlice)
     }
 
+    /// Whether a complete list of Nodes has come in.
+    pub fn node_known(&self) -> bool {
+        self.listings.complete(Kind::Node)
+    }
+
     /// Whether it is known, or known to be unknown for now, who opts out of socket
     /// translation: a first publish waits for that.
     pub fn opt_outs_settled(&self) -> bool {

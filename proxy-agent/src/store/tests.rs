@@ -1,9 +1,7 @@
 //! Order of events, marks, and property tests.
 
 use super::*;
-use crate::model::{
-    Endpoint, Family, Hints, Namespace, Pod, ServicePort, ServiceType, SlicePort, SocketTranslation,
-};
+use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort};
 use crate::resolve::{ResolveOptions, ResolvedService, resolve};
 use proptest::prelude::*;
 use proxy_common::Protocol;

@@ -1,7 +1,7 @@
 //! Compares what clients get with what the model says.
 
 use crate::kernel::{Pinned, View};
-use crate::model::{Endpoint, Model, Outcome, Probe};
+use crate::model::{Client, Endpoint, Model, Outcome, Probe};
 use crate::steps::Objects;
 use proxy_agent::publish::Failures;
 use proxy_common::decide::{BackendRef, Decision, Request, Target, decide};
@@ -21,12 +21,12 @@ impl Probes {
         for address in addresses {
             for &port in ports {
                 for protocol in [Protocol::Tcp, Protocol::Udp, Protocol::Sctp] {
-                    for host in [true, false] {
+                    for client in Client::ALL {
                         probes.push(Probe {
                             address: address.parse().unwrap(),
                             port,
                             protocol,
-                            host,
+                            client,
                         });
                     }
                 }
@@ -166,7 +166,7 @@ impl<'p> Comparison<'p> {
                     ));
                 }
             }
-            if !probe.host {
+            if probe.client != Client::Host {
                 continue;
             }
             let kept = self.kept.get(probe).filter(|kept| kept.0 == owner);
@@ -201,7 +201,7 @@ fn endpoint(target: &Target) -> Endpoint {
 fn view<'a>(pinned: &'a Pinned, probe: &Probe, client: u64, random: u32) -> View<'a> {
     View {
         pinned,
-        host: probe.host,
+        from: probe.client,
         client,
         random,
         table: Cell::default(),
@@ -213,7 +213,10 @@ fn request(probe: &Probe) -> Request {
         destination: probe.address.into(),
         port: probe.port,
         protocol: probe.protocol,
-        scope: Scope::Internal,
+        scope: match probe.client {
+            Client::Host | Client::Pod => Scope::Internal,
+            Client::Outside => Scope::External,
+        },
     }
 }
 
@@ -231,6 +234,9 @@ fn ask(
     }
 }
 
+/// Entries of a long table that are asked for one by one.
+const SAMPLES: u32 = 40;
+
 /// What becomes of a new client: every entry of its table is looked at.
 fn outcome(pinned: &Pinned, probe: &Probe) -> Result<Outcome, String> {
     let mut view = view(pinned, probe, 0, 0);
@@ -241,24 +247,43 @@ fn outcome(pinned: &Pinned, probe: &Probe) -> Result<Outcome, String> {
             pinned.owner(id)
         }
     };
-    let mut set = BTreeSet::new();
-    for index in 0.. {
+    let first = match decide(&view, &request(probe), BackendRef::NONE) {
+        Decision::NotOurs => return Ok(Outcome::NotOurs),
+        Decision::Refuse(refusal) => {
+            return Ok(Outcome::Refused(refusal.reason, owner_of(refusal.service)));
+        }
+        Decision::Forward(target) => target,
+    };
+    let table = view.table.get();
+    let stride = if probe.client == Client::Outside {
+        table.length.div_ceil(SAMPLES)
+    } else {
+        1
+    };
+    for index in (0..table.length).step_by(stride as usize) {
         view.random = index;
+        let id = pinned.id_at(table, index);
         match decide(&view, &request(probe), BackendRef::NONE) {
-            Decision::NotOurs => return Ok(Outcome::NotOurs),
-            Decision::Refuse(refusal) => {
-                return Ok(Outcome::Refused(refusal.reason, owner_of(refusal.service)));
-            }
-            Decision::Forward(target) => {
-                if !set.insert(endpoint(&target)) {
-                    return Err(format!("{probe:?}: {target:?} is twice in the table"));
-                }
-                if index + 1 >= view.table.get().length {
-                    let owner = owner_of(pinned.service_of(target.backend.id));
-                    return Ok(Outcome::Forwarded(owner, set.into_iter().collect()));
-                }
-            }
+            Decision::Forward(target) if target.backend.id == id => {}
+            other => return Err(format!("{probe:?}: {other:?} at {index}, and not {id}")),
         }
     }
-    Err("a table without an end".to_owned())
+    let mut slots = BTreeMap::new();
+    for id in pinned.ids(table) {
+        *slots.entry(pinned.endpoint(id)).or_insert(0) += 1;
+    }
+    let (least, most) = (slots.values().min(), slots.values().max());
+    let uneven = least.zip(most).is_none_or(|(least, most)| {
+        let longest = if probe.client == Client::Outside {
+            least + 1
+        } else {
+            1
+        };
+        *most > longest
+    });
+    if uneven {
+        return Err(format!("{probe:?}: uneven shares of a table: {slots:?}"));
+    }
+    let owner = owner_of(pinned.service_of(first.backend.id));
+    Ok(Outcome::Forwarded(owner, slots.into_keys().collect()))
 }

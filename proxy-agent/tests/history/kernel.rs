@@ -4,13 +4,13 @@
 //! since the last wait for readers, could find something broken (invariants 1,
 //! 2 and 7 of ARCHITECTURE.md).
 
-use crate::model::{LEFT_ALONE, client_address};
+use crate::model::{Client, Endpoint, LEFT_ALONE, client_address};
 use crate::steps::Room;
 use proxy_agent::publish::{AddressSet, Grace, Kernel, KernelError};
 use proxy_common::decide::{FrontendLookup, Maps};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, Frontend, FrontendKey, IDS_PER_LINE,
-    ServiceId, ServiceRecord, SourceRange, TableLine, TableRef,
+    Address, Affinity, AffinityKey, Backend, BackendId, DeviceSettings, Frontend, FrontendKey,
+    IDS_PER_LINE, ServiceId, ServiceRecord, SourceRange, TableLine, TableRef,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -30,14 +30,21 @@ pub(crate) struct Pinned {
     source_ranges: BTreeSet<(u32, SourceRange)>,
     vips: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
+    device_settings: DeviceSettings,
     affinity: RefCell<HashMap<AffinityKey, Affinity>>,
     /// Every value of a frontend that a program may still work with.
-    readable: Vec<Frontend>,
+    readable: Vec<Readable>,
     room: Room,
     writes_left: Option<usize>,
     writes: usize,
     /// The first thing that was found broken.
     broken: Option<String>,
+}
+
+/// A value of a frontend, and the ids in its table: those must stay as they are.
+struct Readable {
+    frontend: Frontend,
+    ids: BTreeSet<BackendId>,
 }
 
 /// The publisher's handle.
@@ -47,8 +54,11 @@ pub(crate) struct FakeKernel(pub(crate) Rc<RefCell<Pinned>>);
 /// What a write can break.
 enum Touches {
     Nothing,
-    OneFrontend(Frontend),
+    /// The value that was written last.
+    LastFrontend,
     AllFrontends,
+    /// A line of a chunk.
+    Line(u32, usize),
 }
 
 impl FakeKernel {
@@ -61,6 +71,7 @@ impl FakeKernel {
             source_ranges: BTreeSet::new(),
             vips: BTreeSet::new(),
             node_addresses: BTreeSet::new(),
+            device_settings: DeviceSettings::default(),
             affinity: RefCell::default(),
             readable: Vec::new(),
             room,
@@ -73,7 +84,12 @@ impl FakeKernel {
     /// All readers of earlier values are gone.
     pub(crate) fn wait_for_readers(&self) {
         let mut pinned = self.0.borrow_mut();
-        pinned.readable = pinned.frontends.values().copied().collect();
+        let Pinned {
+            readable,
+            frontends,
+            ..
+        } = &mut *pinned;
+        readable.retain(|it| frontends.get(&it.frontend.key) == Some(&it.frontend));
     }
 
     /// Lets the agent's process die at its nth write from now.
@@ -111,7 +127,7 @@ impl Pinned {
         self.backends[id as usize]
     }
 
-    fn id_at(&self, table: TableRef, index: u32) -> BackendId {
+    pub(crate) fn id_at(&self, table: TableRef, index: u32) -> BackendId {
         let line = (table.first_line + index / IDS_PER_LINE) as usize;
         let lines = &self.chunks[table.chunk as usize];
         lines
@@ -119,27 +135,44 @@ impl Pinned {
             .map_or(0, |line| line.backends[(index % IDS_PER_LINE) as usize])
     }
 
+    /// Every id of a table.
+    pub(crate) fn ids(&self, table: TableRef) -> impl Iterator<Item = BackendId> + '_ {
+        (0..table.length).map(move |index| self.id_at(table, index))
+    }
+
     fn check(&self, touches: Touches) -> Result<(), String> {
         match touches {
             Touches::Nothing => Ok(()),
-            Touches::OneFrontend(frontend) => self.check_frontend(&frontend),
-            Touches::AllFrontends => self
-                .readable
-                .iter()
-                .try_for_each(|frontend| self.check_frontend(frontend)),
+            Touches::LastFrontend => self.readable.last().map_or(Ok(()), |it| self.check_one(it)),
+            Touches::AllFrontends => self.readable.iter().try_for_each(|it| self.check_one(it)),
+            Touches::Line(chunk, line) => self.check_line(chunk, line),
+        }
+    }
+
+    /// A table that anybody may read is never written to.
+    fn check_line(&self, chunk: u32, line: usize) -> Result<(), String> {
+        let has = |table: TableRef| {
+            let first = table.first_line as usize;
+            table.chunk == chunk && (first..first + table.lines() as usize).contains(&line)
+        };
+        match self.readable.iter().find(|it| has(it.frontend.table)) {
+            Some(reader) => Err(format!(
+                "a table in use is written to: {:?}",
+                reader.frontend
+            )),
+            None => Ok(()),
         }
     }
 
     /// Whoever has read this value finds a complete table of backends of the
     /// same service port, in force if the value is.
-    fn check_frontend(&self, frontend: &Frontend) -> Result<(), String> {
+    fn check_one(&self, Readable { frontend, ids }: &Readable) -> Result<(), String> {
         let in_force = self.frontends.get(&frontend.key) == Some(frontend);
-        for index in 0..frontend.table.length {
-            let id = self.id_at(frontend.table, index);
+        for &id in ids {
             let backend = self.backend(id);
             if id == 0 || backend.service != frontend.service {
                 return Err(format!(
-                    "entry {index} is backend {id} of another owner: {frontend:?} {backend:?}"
+                    "backend {id} of another owner in the table: {frontend:?} {backend:?}"
                 ));
             }
             if backend.address.is_v4() != frontend.key.address.is_v4() {
@@ -166,6 +199,12 @@ impl Pinned {
 
     pub(crate) fn service_of(&self, id: BackendId) -> ServiceId {
         self.backend(id).service
+    }
+
+    /// Address and port of a backend.
+    pub(crate) fn endpoint(&self, id: BackendId) -> Endpoint {
+        let backend = self.backend(id);
+        (backend.address.to_ip(), backend.port)
     }
 
     /// Elements in use of frontends, services, backends, vips and source ranges.
@@ -219,15 +258,11 @@ impl Kernel for FakeKernel {
         Ok(())
     }
     fn table(&self, table: TableRef) -> Vec<BackendId> {
-        let pinned = self.0.borrow();
-        (0..table.length)
-            .map(|index| pinned.id_at(table, index))
-            .collect()
+        self.0.borrow().ids(table).collect()
     }
     fn table_is(&self, table: TableRef, ids: &[BackendId]) -> bool {
         let pinned = self.0.borrow();
-        let mut entries = (0..table.length).map(|index| pinned.id_at(table, index));
-        ids.iter().all(|id| entries.next() == Some(*id)) && entries.next().is_none()
+        pinned.ids(table).eq(ids.iter().copied())
     }
     fn write_table(&mut self, table: TableRef, ids: &[BackendId]) {
         // Each line is a write of its own, and a crash may come between.
@@ -237,7 +272,7 @@ impl Kernel for FakeKernel {
         {
             let mut element = TableLine::new_zeroed();
             element.backends[..chunk.len()].copy_from_slice(chunk);
-            self.write(Touches::AllFrontends, |it| {
+            self.write(Touches::Line(table.chunk, line), |it| {
                 let lines = &mut it.chunks[table.chunk as usize];
                 if lines.len() <= line {
                     lines.resize(line + 1, TableLine::new_zeroed());
@@ -250,13 +285,17 @@ impl Kernel for FakeKernel {
         Ok(self.0.borrow().frontends.values().copied().collect())
     }
     fn set_frontend(&mut self, frontend: &Frontend) -> Result<(), KernelError> {
-        self.write(Touches::OneFrontend(*frontend), |it| {
+        self.write(Touches::LastFrontend, |it| {
             let known = it.frontends.contains_key(&frontend.key);
             if !known && it.frontends.len() >= it.room.frontends {
                 return Err(full("frontends"));
             }
             it.frontends.insert(frontend.key, *frontend);
-            it.readable.push(*frontend);
+            let ids = it.ids(frontend.table).collect();
+            it.readable.push(Readable {
+                frontend: *frontend,
+                ids,
+            });
             Ok(())
         })
     }
@@ -312,6 +351,13 @@ impl Kernel for FakeKernel {
         });
         Ok(())
     }
+    fn device_settings(&self) -> Result<DeviceSettings, KernelError> {
+        Ok(self.0.borrow().device_settings)
+    }
+    fn set_device_settings(&mut self, settings: &DeviceSettings) -> Result<(), KernelError> {
+        self.write(Touches::Nothing, |it| it.device_settings = *settings);
+        Ok(())
+    }
     fn grace(&self) -> Grace {
         Box::new(|| Ok(()))
     }
@@ -320,7 +366,7 @@ impl Kernel for FakeKernel {
 /// The maps as one client's program sees them.
 pub(crate) struct View<'a> {
     pub(crate) pinned: &'a Pinned,
-    pub(crate) host: bool,
+    pub(crate) from: Client,
     /// Number of the client; 0 is one that never came before and is forgotten.
     pub(crate) client: u64,
     pub(crate) random: u32,
@@ -373,15 +419,15 @@ impl Maps for View<'_> {
         })
     }
     fn client_address(&self, v4: bool) -> Option<Address> {
-        client_address(self.host, v4).map(Address::from)
+        client_address(self.from, v4).map(Address::from)
     }
     fn client(&self) -> u64 {
         self.client
     }
     fn client_is_host(&self) -> bool {
-        self.host
+        self.from == Client::Host
     }
-    fn random(&self) -> u32 {
+    fn number(&self, _of_client: bool) -> u32 {
         self.random
     }
     fn now_s(&self) -> u32 {

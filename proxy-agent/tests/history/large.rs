@@ -114,7 +114,7 @@ fn a_full_map_fails_the_newcomers_until_there_is_room() {
     let too_many = vec![service("late", &ip(3)), slice("late", 0, 900, 20)];
     let grows = vec![slice("s0", 0, 0, 25)];
     let room_again = vec![delete(Kind::Service, "s1")];
-    let rooms = [(61, 64, 64), (1024, 4, 64), (1024, 64, 3)];
+    let rooms = [(61, 64, 64), (1024, 4, 64), (1024, 64, 6)];
     for (backends, services, frontends) in rooms {
         let room = Room {
             backends,

@@ -37,11 +37,11 @@ fn plenty(_: u64) -> Room {
 /// Too little in one of the maps, or in all.
 fn scarce(seed: u64) -> Room {
     let (backends, services, frontends) = [
-        (12, 64, 64),
-        (24, 64, 64),
-        (256, 8, 64),
-        (256, 64, 8),
-        (24, 8, 16),
+        (12, 64, 128),
+        (24, 64, 128),
+        (256, 8, 128),
+        (256, 64, 16),
+        (24, 8, 32),
     ][seed as usize % 5];
     Room {
         backends,

@@ -321,7 +321,7 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
         fn client_is_host(&self) -> bool {
             false
         }
-        fn random(&self) -> u32 {
+        fn number(&self, _of_client: bool) -> u32 {
             0
         }
         fn now_s(&self) -> u32 {

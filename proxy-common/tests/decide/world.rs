@@ -199,7 +199,7 @@ impl Maps for Encoded<'_> {
     fn client_is_host(&self) -> bool {
         self.client.is_host
     }
-    fn random(&self) -> u32 {
+    fn number(&self, _of_client: bool) -> u32 {
         // Any spread will do; a fixed one makes failures repeat.
         self.random.set(
             self.random

@@ -3,13 +3,13 @@
 use super::{
     ALLOW,
     address::{self, Family},
-    flow, refuse, request, udp_flows,
+    decide, flow, refuse, request, udp_flows,
 };
-use crate::maps::{self, SOCKET_FLOWS, SocketMaps, UDP_SOCKETS};
+use crate::maps::{self, SOCKET_FLOWS, UDP_SOCKETS};
 use aya_ebpf::{EbpfContext, helpers::generated::bpf_get_socket_cookie, programs::SockAddrContext};
 use proxy_common::{
     Protocol, SocketFlow, UdpSocket,
-    decide::{BackendRef, Decision, decide},
+    decide::{BackendRef, Decision},
 };
 
 /// Translates the destination of a connect().
@@ -21,7 +21,7 @@ pub fn connect<F: Family>(ctx: &SockAddrContext) -> i32 {
         forget(ctx);
         return ALLOW;
     };
-    match decide(&SocketMaps::new(ctx), &request, BackendRef::NONE) {
+    match decide(ctx, &request, BackendRef::NONE) {
         Decision::NotOurs => {
             if request.destination.is_loopback() {
                 answer_probe(ctx);

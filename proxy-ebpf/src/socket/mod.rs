@@ -22,10 +22,13 @@ pub use release::release;
 pub use sendmsg::sendmsg;
 
 use address::Family;
-use aya_ebpf::programs::SockAddrContext;
-use proxy_common::{Protocol, Scope, SocketFlow, decide::Request, decide::Target};
+use aya_ebpf::{helpers::generated::bpf_get_prandom_u32, programs::SockAddrContext};
+use proxy_common::{
+    Address, Protocol, Scope, SocketFlow,
+    decide::{self, BackendRef, Decision, Request, Target},
+};
 
-use crate::maps;
+use crate::maps::{self, Client, KernelMaps};
 
 /// The socket call goes on.
 const ALLOW: i32 = 1;
@@ -55,6 +58,38 @@ fn request<F: Family>(ctx: &SockAddrContext) -> Option<Request> {
         protocol,
         scope: Scope::Internal,
     })
+}
+
+/// The client that a socket belongs to.
+struct SocketClient<'a>(&'a SockAddrContext);
+
+impl Client for SocketClient<'_> {
+    #[inline(always)]
+    fn address(&self, v4: bool) -> Option<Address> {
+        maps::netns_address(maps::netns_cookie(self.0), v4)
+    }
+
+    #[inline(always)]
+    fn identity(&self) -> u64 {
+        maps::netns_cookie(self.0)
+    }
+
+    #[inline(always)]
+    fn is_host(&self) -> bool {
+        maps::is_host(self.0)
+    }
+
+    #[inline(always)]
+    fn number(&self, _of_client: bool) -> u32 {
+        // SAFETY: takes nothing, returns a number.
+        unsafe { bpf_get_prandom_u32() }
+    }
+}
+
+/// Where a socket's traffic goes.
+#[inline(always)]
+fn decide(ctx: &SockAddrContext, request: &Request, kept: BackendRef) -> Decision {
+    decide::decide(&KernelMaps(SocketClient(ctx)), request, kept)
 }
 
 /// The record of one translation.

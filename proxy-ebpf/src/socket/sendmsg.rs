@@ -3,11 +3,11 @@
 use super::{
     ALLOW,
     address::{self, Family},
-    connected, flow, refuse, request, udp_flows,
+    connected, decide, flow, refuse, request, udp_flows,
 };
-use crate::maps::{self, SocketMaps};
+use crate::maps;
 use aya_ebpf::programs::SockAddrContext;
-use proxy_common::decide::{BackendRef, Decision, decide};
+use proxy_common::decide::{BackendRef, Decision};
 
 /// Translates the destination of one datagram.
 ///
@@ -23,7 +23,7 @@ pub fn sendmsg<F: Family>(ctx: &SockAddrContext) -> i32 {
     if kept == BackendRef::NONE {
         kept = connected::kept(ctx, &request.key());
     }
-    match decide(&SocketMaps::new(ctx), &request, kept) {
+    match decide(ctx, &request, kept) {
         Decision::NotOurs => {
             udp_flows::forget_backend(ctx, request.destination, request.port);
             ALLOW

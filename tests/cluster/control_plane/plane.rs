@@ -104,6 +104,8 @@ impl ControlPlane {
                 "rules": [
                     { "apiGroups": [""], "resources": ["services", "nodes"], "verbs": ["list", "watch"] },
                     { "apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"] },
+                    // For the seed of Maglev tables.
+                    { "apiGroups": [""], "resources": ["namespaces"], "resourceNames": ["kube-system"], "verbs": ["get"] },
                     // For opt-outs.
                     { "apiGroups": [""], "resources": ["pods", "namespaces"], "verbs": ["list", "watch"] },
                     // For Events, and the UIDs of what they are about.

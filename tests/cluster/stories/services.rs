@@ -3,8 +3,8 @@
 use crate::space::{bare, by_hand, join, selecting};
 use crate::world::{brief, story};
 use anyhow::ensure;
-use lab::Transport;
 use lab::manifests::service;
+use lab::{Node, Transport};
 use serde_json::json;
 
 #[test]
@@ -325,4 +325,43 @@ fn identifiers_that_are_reused_at_once_lead_to_their_new_owner() {
 /// A patch of a Service to one TCP port.
 fn only_port(port: u16) -> serde_json::Value {
     json!({ "spec": { "ports": [{ "name": "http", "port": port, "targetPort": lab::BACKEND_PORT }] } })
+}
+
+#[test]
+fn nodes_agree_on_tables_that_the_cluster_seeds() {
+    // What an agent takes that may not read the cluster's UID.
+    const KNOWN_TO_ALL: &str = "2903503322";
+    story("maglev", |world, space| {
+        let created = space.create(&selecting("web").of_type("NodePort"))?;
+        for (name, pod) in [
+            ("web-1", &world.b1),
+            ("web-2", &world.b2),
+            ("web-3", &world.b3),
+        ] {
+            space.run(name, "web", pod)?;
+        }
+        world.soon_only("three Pods", &created.v4(80)?, &["b1", "b2", "b3"])?;
+        let tables = |node: &Node| node.fairlead(&["tables", "maglev/web:http"]);
+        world.soon("the same tables on every node", || {
+            let first = tables(&world.nodes()[0])?;
+            let has = |text: &str| first.contains(text);
+            ensure!(has("maglev") && has("2039") && has("IPv6"), "{first}");
+            for node in world.nodes() {
+                let other = tables(node)?;
+                ensure!(other == first, "{}: {other}{first}", node.name());
+            }
+            Ok(())
+        })?;
+        let seed = |node: &Node| node.dump_map("device_settings");
+        let first = seed(&world.nodes()[0])?;
+        ensure!(
+            !first.contains(KNOWN_TO_ALL) && !first.contains("\"seed\": 0,"),
+            "{first}"
+        );
+        for node in world.nodes() {
+            let other = seed(node)?;
+            ensure!(other == first, "{}: {other}{first}", node.name());
+        }
+        Ok(())
+    });
 }

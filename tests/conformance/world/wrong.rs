@@ -13,6 +13,7 @@ impl World {
     pub(crate) fn go_wrong(&self, fault: Fault) -> Result<()> {
         match fault.rules() {
             _ if fault == Fault::Masquerade => self.masquerade(true),
+            _ if fault == Fault::OneSourcePort => self.hide_ports(true),
             Some(rules) => self.add_wrong_rules(&rules),
             None => Ok(()),
         }
@@ -22,6 +23,7 @@ impl World {
     pub(crate) fn put_right(&self, fault: Fault) -> Result<()> {
         match fault.rules() {
             _ if fault == Fault::Masquerade => self.masquerade(false),
+            _ if fault == Fault::OneSourcePort => self.hide_ports(false),
             Some(_) => self.remove_wrong_rules(),
             None => Ok(()),
         }
@@ -53,6 +55,28 @@ impl World {
             run(node.host(), "nft", &[&rules])?;
         }
         Ok(())
+    }
+
+    /// The fault by which all clients of a backend have one port, in the backend's
+    /// own namespace: two of one address cannot be told apart there.
+    fn hide_ports(&self, on: bool) -> Result<()> {
+        let rules = ["ip", "ip6"].map(|family| {
+            if on {
+                let hide = ["tcp", "udp"].map(|protocol| {
+                    format!("meta l4proto {protocol} th dport {BACKEND_PORT} snat to :4000;")
+                });
+                format!(
+                    "table {family} wrong_lab {{ chain wrong {{ \
+                     type nat hook input priority 100; {} }}; }}\n",
+                    hide.concat()
+                )
+            } else {
+                format!("delete table {family} wrong_lab\n")
+            }
+        });
+        let rules = rules.concat();
+        let mut backends = [&self.b1, &self.b2, &self.b3].into_iter();
+        backends.try_for_each(|backend| run(backend, "nft", &[&rules]))
     }
 
     /// Adds a chain to the firewall of every node.

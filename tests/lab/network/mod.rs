@@ -15,7 +15,7 @@ pub(crate) use plan::{
     BEHIND_ROUTER, Family, LAN, SECOND_LAN, SWITCH_HOST, Subnet, node_host, pod_addresses,
 };
 pub use plan::{FRONTENDS, SWITCH_V4, SWITCH_V6};
-pub(crate) use script::{Script, ip};
+pub(crate) use script::{Script, await_links, ip};
 
 use crate::spawn::netns_path;
 use std::net::{Ipv4Addr, Ipv6Addr};

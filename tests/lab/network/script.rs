@@ -1,11 +1,13 @@
 //! Programs that set up a namespace, and what they read.
 
 use super::Family;
+use crate::retry::eventually;
 use crate::spawn::{Netns, spawn};
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// A program with its arguments and its standard input.
 #[derive(Debug)]
@@ -84,4 +86,31 @@ impl Script {
 /// Runs `ip` commands in a namespace, one a line.
 pub(crate) fn ip(netns: &OwnedFd, commands: impl Into<String>) -> Result<()> {
     Script::ip(commands).run(netns)
+}
+
+/// Waits until every device that was set up can send: the kernel activates a link
+/// in its own time, and what is sent earlier is lost.
+pub(crate) fn await_links(netns: &OwnedFd) -> Result<()> {
+    eventually(Duration::from_secs(5), || {
+        let mut command = Command::new("ip");
+        command
+            .args(["-oneline", "link", "show", "up"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let output = spawn(command, Netns::Join(netns), None)?
+            .wait_with_output()
+            .context("wait for ip")?;
+        let links = String::from_utf8_lossy(&output.stdout);
+        let down = links.lines().find(|link| {
+            ["state DOWN", "state LOWERLAYERDOWN"]
+                .iter()
+                .any(|state| link.contains(state))
+        });
+        ensure!(
+            down.is_none(),
+            "not active yet: {}",
+            down.unwrap_or_default()
+        );
+        Ok(())
+    })
 }

@@ -13,11 +13,12 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// `lab…` and `cluster…` name their tiers; every other one is a unit test,
+    /// `lab…`, `packet…` and `cluster…` name their tiers; every other one is a unit test,
     /// so that none is forgotten.
     pub(super) fn tier(&self) -> Tier {
         match self.name.as_str() {
             name if name.starts_with("lab") => Tier::Lab,
+            name if name.starts_with("packet") => Tier::Packet,
             name if name.starts_with("cluster") => Tier::Cluster,
             _ => Tier::Unit,
         }
@@ -69,7 +70,8 @@ mod tests {
     fn targets_are_sorted_into_tiers_by_name() {
         let metadata = r#"{"packages": [{"name": "p", "targets": [
             {"kind": ["lib"], "name": "lab"}, {"kind": ["test"], "name": "lab_udp"},
-            {"kind": ["test"], "name": "cluster_watch"}, {"kind": ["test"], "name": "model"}]}]}"#;
+            {"kind": ["test"], "name": "packet"}, {"kind": ["test"], "name": "cluster_watch"},
+            {"kind": ["test"], "name": "model"}]}]}"#;
         let targets = parse(metadata).expect("valid metadata");
         let tiers: Vec<_> = targets
             .iter()
@@ -79,6 +81,7 @@ mod tests {
             tiers,
             [
                 ("lab_udp", Tier::Lab),
+                ("packet", Tier::Packet),
                 ("cluster_watch", Tier::Cluster),
                 ("model", Tier::Unit)
             ]

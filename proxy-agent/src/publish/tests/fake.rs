@@ -2,8 +2,8 @@
 
 use crate::publish::{AddressSet, Grace, Kernel, KernelError};
 use proxy_common::{
-    Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, IDS_PER_LINE, ServiceId,
-    ServiceRecord, SourceRange, TableLine, TableRef, limits::LINES_PER_CHUNK,
+    Address, Backend, BackendId, DeviceSettings, EndpointSet, Frontend, FrontendKey, IDS_PER_LINE,
+    ServiceId, ServiceRecord, SourceRange, TableLine, TableRef, limits::LINES_PER_CHUNK,
 };
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,13 +21,20 @@ pub(super) struct Maps {
     pub(super) source_ranges: BTreeSet<(u32, SourceRange)>,
     pub(super) vips: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
+    device_settings: DeviceSettings,
     /// Every frontend value that a program may still work with: all that were
     /// in force since the last wait for readers.
-    readable: Vec<Frontend>,
+    readable: Vec<Readable>,
     /// Room of `frontends`.
     pub(super) frontends_max: usize,
     /// Writes until the publisher's process dies.
     writes_left: Option<usize>,
+}
+
+/// A frontend value, and what stands in its table as long as anybody can read it.
+struct Readable {
+    frontend: Frontend,
+    ids: BTreeSet<BackendId>,
 }
 
 /// What the publisher's process dies with.
@@ -50,7 +57,12 @@ impl Fake {
     /// All readers of earlier values are gone.
     pub(super) fn wait_for_readers(&self) {
         let mut maps = self.0.borrow_mut();
-        maps.readable = maps.frontends.values().copied().collect();
+        let Maps {
+            readable,
+            frontends,
+            ..
+        } = &mut *maps;
+        readable.retain(|it| frontends.get(&it.frontend.key) == Some(&it.frontend));
     }
 
     /// Who answers at a frontend: addresses and ports in the table's order.
@@ -95,8 +107,8 @@ impl Maps {
     /// Invariants 1, 2 and 7: whoever reads a frontend, now or a moment ago,
     /// finds a complete table of published backends of the same service port.
     fn check(&self) {
-        for frontend in self.frontends.values().chain(&self.readable) {
-            for id in self.table(frontend.table) {
+        for Readable { frontend, ids } in &self.readable {
+            for &id in ids {
                 let backend = self.backend(id);
                 assert_ne!(id, 0, "an incomplete table is in use: {frontend:?}");
                 assert_eq!(
@@ -108,20 +120,35 @@ impl Maps {
                     frontend.key.address.is_v4(),
                     "families mix"
                 );
+                if self.frontends.get(&frontend.key) == Some(frontend) {
+                    assert!(
+                        backend.in_set(frontend.set),
+                        "in the table, but not in the set: {frontend:?}"
+                    );
+                }
             }
         }
         for frontend in self.frontends.values() {
-            for id in self.table(frontend.table) {
-                assert!(
-                    self.backend(id).in_set(frontend.set),
-                    "in the table, but not in the set: {frontend:?}"
-                );
-            }
             assert!(
                 self.services.contains_key(&frontend.service),
                 "a frontend of an unnamed service"
             );
         }
+    }
+
+    /// Writes one line, which no table that anybody reads may have.
+    fn set_line(&mut self, chunk: u32, line: u32, element: TableLine) {
+        let has = |table: TableRef| {
+            let lines = table.first_line..table.first_line + table.lines();
+            table.chunk == chunk && lines.contains(&line)
+        };
+        let reader = self.readable.iter().find(|it| has(it.frontend.table));
+        assert!(
+            reader.is_none(),
+            "a table in use is written to: {:?}",
+            reader.map(|it| it.frontend)
+        );
+        self.chunks[chunk as usize][line as usize] = element;
     }
 
     /// Lets the publisher's process die at its nth write from now.
@@ -188,7 +215,7 @@ impl Kernel for Fake {
         for (chunk, line) in ids.chunks(IDS_PER_LINE as usize).zip(table.first_line..) {
             let mut element = TableLine::new_zeroed();
             element.backends[..chunk.len()].copy_from_slice(chunk);
-            self.write(|maps| maps.chunks[table.chunk as usize][line as usize] = element);
+            self.write(|maps| maps.set_line(table.chunk, line, element));
         }
     }
     fn frontends(&self) -> Result<Vec<Frontend>, KernelError> {
@@ -207,7 +234,11 @@ impl Kernel for Fake {
                 });
             }
             maps.frontends.insert(frontend.key, *frontend);
-            maps.readable.push(*frontend);
+            let ids = maps.table(frontend.table).collect();
+            maps.readable.push(Readable {
+                frontend: *frontend,
+                ids,
+            });
             Ok(())
         })
     }
@@ -262,6 +293,13 @@ impl Kernel for Fake {
             AddressSet::Vips => maps.vips.remove(address),
             AddressSet::NodeAddresses => maps.node_addresses.remove(address),
         });
+        Ok(())
+    }
+    fn device_settings(&self) -> Result<DeviceSettings, KernelError> {
+        Ok(self.0.borrow().device_settings)
+    }
+    fn set_device_settings(&mut self, settings: &DeviceSettings) -> Result<(), KernelError> {
+        self.write(|maps| maps.device_settings = *settings);
         Ok(())
     }
     fn grace(&self) -> Grace {

@@ -1,6 +1,7 @@
 //! Random histories of Services, with restarts, upgrades and crashes.
 
 use super::*;
+use crate::compile::maglev;
 use crate::publish::{Change, migrate};
 use proptest::prelude::*;
 use proxy_common::Address;
@@ -19,23 +20,36 @@ fn any_service(number: u8) -> impl Strategy<Value = Option<ResolvedService>> {
             endpoint(address, cluster, local)
         },
     );
-    let frontend = (0_u8..4, any::<bool>(), any::<bool>()).prop_map(|(host, v6, local)| {
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    let frontend = (0_u8..4, flags).prop_map(|(host, (v6, local, external, cluster_ip))| {
         let set = if local {
             EndpointSet::Local
         } else {
             EndpointSet::Cluster
         };
-        frontend(
-            &if v6 {
-                format!("fd00:96::{host}")
-            } else {
-                format!("10.96.0.{host}")
-            },
-            set,
-        )
+        let address = if v6 {
+            format!("fd00:96::{host}")
+        } else {
+            format!("10.96.0.{host}")
+        };
+        let kind = if cluster_ip {
+            FrontendKind::ClusterIp
+        } else {
+            FrontendKind::LoadBalancer
+        };
+        let scope = if external {
+            Scope::External
+        } else {
+            Scope::Internal
+        };
+        ResolvedFrontend {
+            kind,
+            scope,
+            ..frontend(&address, set)
+        }
     });
     let port_strategy = (
-        prop::collection::vec(frontend, 0..4),
+        prop::collection::vec(frontend, 0..5),
         prop::collection::vec(endpoint, 0..40),
         any::<bool>(),
     );
@@ -44,8 +58,8 @@ fn any_service(number: u8) -> impl Strategy<Value = Option<ResolvedService>> {
         let (ports, created_s) = spec?;
         let ports = ports.into_iter().zip(["a", "b", "c"]).map(
             |((mut frontends, mut endpoints, udp), name)| {
-                frontends.sort_by_key(|it| it.address);
-                frontends.dedup_by_key(|it| it.address);
+                frontends.sort_by_key(|it| (it.address, it.scope));
+                frontends.dedup_by_key(|it| (it.address, it.scope));
                 endpoints.sort();
                 endpoints.dedup_by_key(|it| (it.address, it.port));
                 let protocol = if udp { Protocol::Udp } else { Protocol::Tcp };
@@ -83,7 +97,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => Just(Step::Free),
         1 => Just(Step::Restart),
         1 => (200_usize..1024).prop_map(Step::Upgrade),
-        2 => (1_usize..60, changes).prop_map(|(writes, changes)| Step::Crash(writes, changes)),
+        2 => (prop_oneof![1_usize..60, 1_usize..1500], changes).prop_map(|(writes, changes)| Step::Crash(writes, changes)),
     ]
 }
 
@@ -129,7 +143,12 @@ fn check(kernel: &Fake, world: &World) {
         let frontend = maps.frontends[key];
         let published = maps.members(frontend.service, frontend.set, key.address.is_v4());
         assert_eq!(&published, members, "{key:?}");
-        assert_eq!(frontend.table.length as usize, published.len());
+        let table = kernel.answers(key).unwrap();
+        if key.scope == Scope::Internal || frontend.kind == FrontendKind::ClusterIp {
+            assert_eq!(&table, members, "{key:?}");
+        } else {
+            check_maglev(&table, members);
+        }
     }
     let vips: Vec<String> = maps
         .vips
@@ -141,6 +160,27 @@ fn check(kernel: &Fake, world: &World) {
         .map(|number| format!("10.96.1.{number}"))
         .collect();
     assert_eq!(vips, wanted);
+}
+
+/// Each member has as many slots as any other, or one more.
+fn check_maglev(table: &[(Address, u16)], members: &[(Address, u16)]) {
+    assert_eq!(table.len(), maglev::size(members.len()) as usize);
+    let mut slots = BTreeMap::new();
+    for entry in table {
+        *slots.entry(*entry).or_insert(0) += 1;
+    }
+    assert!(slots.keys().eq(members), "{slots:?} for {members:?}");
+    let least = table.len() / members.len().max(1);
+    assert!(slots.values().all(|&it| it == least || it == least + 1));
+}
+
+/// Invariant 4: a node that has seen nothing of the history has the same tables.
+fn check_against_another_node(kernel: &Fake, world: &World) {
+    let other = Fake::new(1024, 1024);
+    restart(&other, world);
+    for key in other.0.borrow().frontends.keys() {
+        assert_eq!(kernel.answers(key), other.answers(key), "{key:?}");
+    }
 }
 
 fn apply(world: &mut World, changes: &[(u8, Option<ResolvedService>)]) -> Vec<Change> {
@@ -224,6 +264,7 @@ proptest! {
             }
             check(&kernel, &world);
         }
+        check_against_another_node(&kernel, &world);
         // Invariant 5: nothing is left over when all is gone.
         let gone = world.keys().map(|&number| (name(number), None)).collect();
         publisher.publish(gone);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::publish::Kernel;
 use crate::publish::migrate::{Migrated, copy, fresh_generation, set_generations};
-use proxy_common::BackendId;
+use proxy_common::{BackendId, DeviceSettings};
 use std::collections::BTreeMap;
 
 /// A Service with so many endpoints, whose last numbers begin with `from`.
@@ -91,6 +91,21 @@ fn what_does_not_fit_a_smaller_set_comes_back_under_ids_that_nobody_remembers() 
             "{address} has the reference of another"
         );
     }
+}
+
+/// What else is in the settings comes from the options of this start.
+#[test]
+fn the_seed_of_maglev_tables_stays() {
+    let (mut old, mut new) = (Fake::new(64, 64), Fake::new(64, 64));
+    let settings = |seed, snat_first_port| DeviceSettings {
+        seed,
+        snat_first_port,
+        ..DeviceSettings::default()
+    };
+    old.set_device_settings(&settings(7, 1024)).unwrap();
+    new.set_device_settings(&settings(0, 2048)).unwrap();
+    copy(&old, &mut new, 0).unwrap();
+    assert_eq!(new.device_settings().unwrap(), settings(7, 2048));
 }
 
 #[test]

@@ -3,13 +3,14 @@
 mod fake;
 mod histories;
 mod migration;
+mod outside;
 
 use super::{PublishError, Publisher};
 use crate::compile::{self, PortKey};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort, ResolvedService};
 use fake::Fake;
-use proxy_common::{EndpointSet, FrontendKey, FrontendKind, Protocol, SourceFilter};
+use proxy_common::{EndpointSet, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter};
 use std::net::IpAddr;
 
 fn name(service: u8) -> ObjectName {
@@ -58,7 +59,16 @@ fn frontend(address: &str, set: EndpointSet) -> ResolvedFrontend {
         address: ip(address).into(),
         port: 80,
         kind: FrontendKind::ExternalIp,
+        scope: Scope::Internal,
         set,
+    }
+}
+
+/// The same for clients outside.
+fn outside(address: &str, set: EndpointSet) -> ResolvedFrontend {
+    ResolvedFrontend {
+        scope: Scope::External,
+        ..frontend(address, set)
     }
 }
 

@@ -3,8 +3,13 @@
 
 use super::*;
 
-/// The frontends as `kind address:port set`, and the number of warnings.
+/// The frontends for clients on this node as `kind address:port set`, and the
+/// number of warnings.
 fn shown(service: &Service, options: &ResolveOptions) -> (Vec<String>, usize) {
+    shown_in(Scope::Internal, service, options)
+}
+
+fn shown_in(scope: Scope, service: &Service, options: &ResolveOptions) -> (Vec<String>, usize) {
     let (resolved, warnings) = resolve(service, &[], &node(), |_| false, options);
     let line = |port: &ResolvedPort, it: &ResolvedFrontend| {
         let set = match it.set {
@@ -22,7 +27,9 @@ fn shown(service: &Service, options: &ResolveOptions) -> (Vec<String>, usize) {
     let lines = resolved
         .ports
         .iter()
-        .flat_map(|port| port.frontends.iter().map(move |it| line(port, it)))
+        .flat_map(|port| port.frontends.iter().map(move |it| (port, it)))
+        .filter(|(_, frontend)| frontend.scope == scope)
+        .map(|(port, frontend)| line(port, frontend))
         .collect();
     (lines, warnings.len())
 }
@@ -196,7 +203,81 @@ fn each_row_leaves_exactly_the_frontends_that_it_should() {
         ),
     ];
     for (name, service, options, want) in rows {
-        assert_eq!(shown(&service, &options), (want, 0), "{name}");
+        assert_eq!(shown(&service, &options), (want.clone(), 0), "{name}");
+        let outside = shown_in(Scope::External, &service, &options);
+        assert_eq!(outside, (want, 0), "{name}, for clients outside");
+    }
+}
+
+/// Semantics 17 and 23: outside, the external policy binds all but the ClusterIP.
+#[test]
+fn policies_bind_clients_outside_by_kind_of_address() {
+    let local = |is_local: fn(&str) -> bool| {
+        BALANCED.map(|it| {
+            if is_local(it) {
+                it.replace(" cluster", " local")
+            } else {
+                it.to_owned()
+            }
+        })
+    };
+    let is_cluster_ip = |it: &str| it.starts_with("ClusterIP");
+    let rows = [
+        (false, false, local(|_| false)),
+        (true, false, local(is_cluster_ip)),
+        (false, true, local(|it| !it.starts_with("ClusterIP"))),
+        (true, true, local(|_| true)),
+    ];
+    for (internal_local, external_local, want) in rows {
+        let service = Service {
+            internal_local,
+            external_local,
+            ..balanced()
+        };
+        let (got, _) = shown_in(Scope::External, &service, &options());
+        assert_eq!(got, want, "{internal_local} {external_local}");
+    }
+}
+
+/// Semantics 22: the node's own addresses are nothing to a client outside.
+#[test]
+fn source_ranges_bind_load_balancer_addresses_in_both_scopes() {
+    use SourceFilter::{Anyone, Ranges, RangesAndHost};
+    let rows = [
+        (&[][..], [Anyone; 4]),
+        (&["203.0.113.0/24"], [Ranges, Anyone, Ranges, Anyone]),
+        (&["192.0.2.0/24"], [RangesAndHost, Anyone, Ranges, Anyone]),
+        (&["2001:db8::/32"], [Anyone, Ranges, Anyone, Ranges]),
+        (&["203.0.113.0/24", "0.0.0.0/0"], [Anyone; 4]),
+    ];
+    for (ranges, want) in rows {
+        let service = Service {
+            source_ranges: ranges.iter().map(|it| it.parse().unwrap()).collect(),
+            ..balanced()
+        };
+        let (resolved, _) = resolve(&service, &[], &node(), |_| false, &options());
+        let frontends = &resolved.ports[0].frontends;
+        let (filtered, others): (Vec<&ResolvedFrontend>, Vec<_>) = frontends
+            .iter()
+            .partition(|it| it.kind == FrontendKind::LoadBalancer);
+        let filters: Vec<_> = filtered.iter().map(|it| it.source_filter).collect();
+        assert_eq!(filters, want, "{ranges:?}");
+        assert!(others.iter().all(|it| it.source_filter == Anyone));
+    }
+}
+
+/// Semantics 36: a NodeLocal DNSCache is there for all who come to this node.
+#[test]
+fn what_is_left_alone_is_so_in_both_scopes() {
+    let skipping = ResolveOptions {
+        skip: ["10.96.0.20:80", "0.0.0.0:30080"]
+            .map(|it| it.parse().unwrap())
+            .into(),
+        ..options()
+    };
+    for scope in [Scope::Internal, Scope::External] {
+        let (got, _) = shown_in(scope, &balanced(), &skipping);
+        assert_eq!(got, [&BALANCED[1..5], &BALANCED[6..]].concat(), "{scope:?}");
     }
 }
 

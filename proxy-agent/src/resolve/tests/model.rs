@@ -133,7 +133,92 @@ fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
     all.iter().map(resolved).collect()
 }
 
+/// Kind of Service, the two policies, and source ranges.
+fn any_service() -> impl Strategy<Value = Service> {
+    let kinds = [
+        ServiceType::ClusterIp,
+        ServiceType::NodePort,
+        ServiceType::LoadBalancer,
+    ];
+    let ranges = &["192.0.2.0/24", "198.18.0.0/15", "0.0.0.0/0", "fd00::/8"];
+    (
+        proptest::sample::select(kinds.to_vec()),
+        any::<(bool, bool)>(),
+        proptest::sample::subsequence(ranges.to_vec(), 0..=2),
+        proptest::sample::select(vec![0, 30080]),
+    )
+        .prop_map(|(kind, policies, ranges, node_port)| Service {
+            kind,
+            internal_local: policies.0,
+            external_local: policies.1,
+            external_ips: [ip("203.0.113.9"), ip("10.96.0.20")].into(),
+            load_balancer_ips: [ip("198.51.100.7")].into(),
+            source_ranges: ranges.iter().map(|it| it.parse().expect("range")).collect(),
+            ports: [port("http", Protocol::Tcp, 80, node_port)].into(),
+            ..service()
+        })
+}
+
+/// The model of frontends: one sentence of the API after another.
+fn frontends(service: &Service) -> Vec<String> {
+    let mut lines = Vec::new();
+    for outside in [false, true] {
+        let mut add = |address: &str, local: bool, filter: &str| {
+            let set = if local { "local" } else { "cluster" };
+            lines.push(format!("{outside} {address} {set} {filter}"));
+        };
+        add("10.96.0.20:80", service.internal_local, "anyone");
+        add("[fd00:96::20]:80", service.internal_local, "anyone");
+        let external = outside && service.external_local;
+        if service.kind == ServiceType::LoadBalancer {
+            let v4: Vec<String> = service
+                .source_ranges
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            let has = |range: &str| v4.iter().any(|it| it == range);
+            let filter = if has("0.0.0.0/0") || !(has("192.0.2.0/24") || has("198.18.0.0/15")) {
+                "anyone"
+            } else if has("192.0.2.0/24") && !outside {
+                "ranges, and the host"
+            } else {
+                "ranges"
+            };
+            add("198.51.100.7:80", external, filter);
+        }
+        add("203.0.113.9:80", external, "anyone");
+        if service.kind != ServiceType::ClusterIp && service.ports[0].node_port != 0 {
+            add("0.0.0.0:30080", service.external_local, "anyone");
+            add("[::]:30080", service.external_local, "anyone");
+        }
+    }
+    lines.sort();
+    lines
+}
+
 proptest! {
+    #[test]
+    fn frontends_agree_with_the_model(service in any_service()) {
+        let (resolved, _) = resolve(&service, &[], &node(), |_| false, &options());
+        let shown = |it: &ResolvedFrontend| {
+            let set = match it.set {
+                EndpointSet::Cluster => "cluster",
+                EndpointSet::Local => "local",
+            };
+            let filter = match it.source_filter {
+                SourceFilter::Anyone => "anyone",
+                SourceFilter::Ranges => "ranges",
+                SourceFilter::RangesAndHost => "ranges, and the host",
+            };
+            let outside = it.scope == Scope::External;
+            let address = std::net::SocketAddr::new(it.address.to_ip(), it.port);
+            format!("{outside} {address} {set} {filter}")
+        };
+        let mut got: Vec<String> = resolved.ports[0].frontends.iter().map(shown).collect();
+        got.sort();
+        prop_assert_eq!(got, frontends(&service));
+    }
+
     #[test]
     fn resolve_agrees_with_the_model(slices in any_slices(), node in any_node()) {
         prop_assert_eq!(endpoints_of(&slices, &node).0, model(&slices, &node));

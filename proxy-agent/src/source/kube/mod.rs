@@ -10,6 +10,7 @@
 //! [`server`] chooses a server and notices when it is lost, [`watch`] follows
 //! one kind.
 
+mod cluster;
 mod opt_outs;
 mod server;
 #[cfg(test)]
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use tokio::sync::{Notify, mpsc};
 use watch::Watch;
 
+pub use cluster::{UidError, uid};
 pub use server::ConfigError;
 
 /// How to reach the API, and what to ask it for.

@@ -26,6 +26,10 @@ enum Manner {
     Old,
     /// Pages, and the first watch of Services has expired.
     Expired,
+    /// Refuses to tell of Namespaces.
+    Forbidding,
+    /// Has trouble with them.
+    Failing,
     /// Pages, and Pods and Namespaces are none of our business.
     Forbidden,
 }
@@ -122,6 +126,9 @@ async fn answer(State((manner, service, requests)): State<Context>, uri: Uri) ->
     };
     let event = |kind: &str, object: Value| json!({"type": kind, "object": object});
     let later = services.then(|| event("ADDED", object("later", 11)));
+    if path == "/api/v1/namespaces/kube-system" {
+        return namespace(manner);
+    }
     if path == "/version" {
         let minor = if manner == Manner::Old { "26" } else { "34+" };
         return version(minor);
@@ -159,6 +166,22 @@ async fn answer(State((manner, service, requests)): State<Context>, uri: Uri) ->
         return stream(vec![event("ERROR", gone)]);
     }
     stream(later.into_iter().collect())
+}
+
+fn namespace(manner: Manner) -> Response {
+    let failure = |code: StatusCode, reason: &str| {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                            "message": "no", "reason": reason, "code": code.as_u16()});
+        (code, status.to_string()).into_response()
+    };
+    match manner {
+        Manner::Forbidding => failure(StatusCode::FORBIDDEN, "Forbidden"),
+        Manner::Failing => failure(StatusCode::INTERNAL_SERVER_ERROR, "InternalError"),
+        _ => json!({"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+                    "metadata": {"name": "kube-system", "uid": "0b5f-7"}})
+        .to_string()
+        .into_response(),
+    }
 }
 
 fn version(minor: &str) -> Response {
@@ -372,4 +395,24 @@ async fn a_configuration_that_cannot_work_is_an_error() {
         .to_string();
         assert!(error.contains(part), "{error}");
     }
+}
+
+#[tokio::test]
+async fn the_uid_of_the_cluster_is_known_refused_or_may_come_later() {
+    let ask = async |manner| {
+        let server = Server::start(manner, "web");
+        let options = KubeOptions {
+            kubeconfig: None,
+            servers: vec![server.address.clone()],
+            node_name: "n1".into(),
+            service_proxy_name: None,
+        };
+        uid(&options).await
+    };
+    assert_eq!(ask(Manner::Pages).await.expect("a UID"), "0b5f-7");
+    let refused = ask(Manner::Forbidding).await.expect_err("an error");
+    assert!(matches!(refused, UidError::Refused(_)), "{refused}");
+    assert!(refused.to_string().contains("--maglev-seed"), "{refused}");
+    let failed = ask(Manner::Failing).await.expect_err("an error");
+    assert!(matches!(failed, UidError::Failed(_)), "{failed}");
 }

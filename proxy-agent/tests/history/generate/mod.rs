@@ -34,7 +34,7 @@ fn step(random: &mut Random, cluster: &mut Objects) -> Step {
     let restart = random.percent(6);
     let mut step = Step {
         restart,
-        crash_at: random.percent(14).then(|| random.below(60)),
+        crash_at: random.percent(14).then(|| crash_at(random)),
         free: random.percent(50),
         order: random.next(),
         ops: Vec::new(),
@@ -53,6 +53,12 @@ fn step(random: &mut Random, cluster: &mut Objects) -> Step {
         }
     }
     step
+}
+
+/// Writes before the end: a few, or as many as Maglev tables take.
+fn crash_at(random: &mut Random) -> usize {
+    let most = if random.percent(60) { 60 } else { 1_500 };
+    random.below(most)
 }
 
 fn op(random: &mut Random, cluster: &Objects) -> Op {

@@ -109,7 +109,7 @@ pub(crate) const ADDRESSES: &[&str] = &[
     "224.0.0.1",
 ];
 
-/// Ranges with the host, the node, a pod, nobody and everybody in them, and none.
+/// Ranges with the host, the node, a client outside, a pod, nobody and everybody in them, and none.
 pub(super) const SOURCE_RANGES: &[&str] = &[
     "192.168.7.0/24",
     "192.168.7.2/32",

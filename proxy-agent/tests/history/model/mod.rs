@@ -24,13 +24,31 @@ pub(crate) const OUR_PROXY: &str = "fairlead";
 /// A ClusterIP of which somebody else serves port 53 [36].
 pub(crate) const LEFT_ALONE: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 4));
 
-/// The address that clients on the host and in a pod have; of one it is unknown.
-pub(crate) fn client_address(host: bool, v4: bool) -> Option<IpAddr> {
-    match (host, v4) {
-        (true, true) => Some(Ipv4Addr::new(192, 168, 7, 1).into()),
-        (true, false) => Some(Ipv6Addr::new(0xfd00, 7, 0, 0, 0, 0, 0, 1).into()),
-        (false, true) => Some(Ipv4Addr::new(10, 1, 0, 9).into()),
-        (false, false) => None,
+/// Where a client stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Client {
+    /// A process of the host.
+    Host,
+    /// A pod of this node.
+    Pod,
+    /// Another machine, whose packets come in by an uplink.
+    Outside,
+}
+
+impl Client {
+    pub(crate) const ALL: [Self; 3] = [Self::Host, Self::Pod, Self::Outside];
+}
+
+/// The address that a client has; of one it is unknown.
+pub(crate) fn client_address(client: Client, v4: bool) -> Option<IpAddr> {
+    match (client, v4) {
+        (Client::Host, true) => Some(Ipv4Addr::new(192, 168, 7, 1).into()),
+        (Client::Host, false) => Some(Ipv6Addr::new(0xfd00, 7, 0, 0, 0, 0, 0, 1).into()),
+        (Client::Pod, true) => Some(Ipv4Addr::new(10, 1, 0, 9).into()),
+        (Client::Pod, false) => None,
+        // The node's own address may be in a range that has this one, and not.
+        (Client::Outside, true) => Some(Ipv4Addr::new(192, 168, 7, 2).into()),
+        (Client::Outside, false) => Some(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 9).into()),
     }
 }
 
@@ -43,8 +61,7 @@ pub(crate) struct Probe {
     pub(crate) address: IpAddr,
     pub(crate) port: u16,
     pub(crate) protocol: Protocol,
-    /// Whether the client is a process of the host and not of a pod.
-    pub(crate) host: bool,
+    pub(crate) client: Client,
 }
 
 /// What becomes of it.
@@ -62,11 +79,18 @@ pub(crate) enum Outcome {
 pub(crate) struct Front {
     /// `namespace/name:port`.
     pub(crate) owner: String,
-    local: bool,
+    local: Policy,
     pub(crate) affinity: bool,
     /// Ranges that clients must be in, if any are asked for.
     ranges: Option<Vec<Range>>,
     pub(crate) sets: Rc<Sets>,
+}
+
+/// Whether only the endpoints of this node are for clients here, and for those outside.
+#[derive(Clone, Copy, Debug)]
+struct Policy {
+    here: bool,
+    outside: bool,
 }
 
 /// The least of two claims wins: the older, then the lesser name, then the
@@ -168,12 +192,11 @@ impl Model {
             if port.node_port != 0 && (kind == "NodePort" || kind == "LoadBalancer") {
                 for v4 in &families {
                     let key = (wildcard(*v4), port.node_port, port.protocol);
-                    claim(
-                        &mut self.node_ports,
-                        key,
-                        &rank,
-                        front(external_local, None),
-                    );
+                    let local = Policy {
+                        here: external_local,
+                        outside: external_local,
+                    };
+                    claim(&mut self.node_ports, key, &rank, front(local, None));
                 }
             }
         }
@@ -205,7 +228,7 @@ impl Model {
     /// kernel takes for it, for processes of the host only.
     fn serves_node_ports(&self, probe: &Probe) -> bool {
         if probe.address.is_loopback() || probe.address.is_unspecified() {
-            probe.host
+            probe.client == Client::Host
         } else {
             self.node_addresses.contains(&probe.address)
         }
@@ -214,7 +237,8 @@ impl Model {
     /// How many frontends, service ports and backends there are to publish.
     pub(crate) fn demand(&self) -> [usize; 3] {
         [
-            self.exact.len() + self.node_ports.len(),
+            // For clients here and for those outside.
+            2 * (self.exact.len() + self.node_ports.len()),
             self.serving.len(),
             self.serving.values().map(BTreeSet::len).sum(),
         ]
@@ -233,15 +257,15 @@ impl Model {
         let v4 = is_v4(probe.address);
         let refused = |reason| Outcome::Refused(reason, front.owner.clone());
         let Some(ranges) = &front.ranges else {
-            return front.outcome(v4);
+            return front.outcome(probe);
         };
         let is_in = |ip: &IpAddr| ranges.iter().any(|range| range.contains(*ip));
-        if probe.host && self.node_addresses.iter().any(is_in) {
-            return front.outcome(v4);
+        if probe.client == Client::Host && self.node_addresses.iter().any(is_in) {
+            return front.outcome(probe);
         }
-        match client_address(probe.host, v4) {
+        match client_address(probe.client, v4) {
             None => refused(DropReason::SourceUnknown),
-            Some(client) if is_in(&client) => front.outcome(v4),
+            Some(client) if is_in(&client) => front.outcome(probe),
             Some(_) => refused(DropReason::SourceNotAllowed),
         }
     }
@@ -268,17 +292,17 @@ impl Model {
 
 impl Front {
     /// [18]: "no endpoint anywhere" and "none on this node" differ in reason.
-    fn outcome(&self, v4: bool) -> Outcome {
-        let half = self.sets.half(v4);
-        let set = if self.local {
-            &half.local
-        } else {
-            &half.cluster
+    fn outcome(&self, probe: &Probe) -> Outcome {
+        let half = self.sets.half(is_v4(probe.address));
+        let local = match probe.client {
+            Client::Host | Client::Pod => self.local.here,
+            Client::Outside => self.local.outside,
         };
+        let set = if local { &half.local } else { &half.cluster };
         if !set.is_empty() {
             return Outcome::Forwarded(self.owner.clone(), set.clone());
         }
-        let reason = if self.local && !half.cluster.is_empty() {
+        let reason = if local && !half.cluster.is_empty() {
             DropReason::NoLocalEndpoint
         } else {
             DropReason::NoEndpoint
@@ -291,25 +315,33 @@ impl Front {
 struct Site {
     ip: IpAddr,
     is_cluster_ip: bool,
-    local: bool,
+    local: Policy,
     ranges: Option<Vec<Range>>,
 }
 
-/// [7, 9, 10, 16, 17]: from this node only the ClusterIP and NodePorts can be local.
+/// [7, 9, 10, 16, 17, 23]: the external policy binds no client here but at
+/// NodePorts; the internal one binds everybody, and at the ClusterIP only.
 fn sites(service: &Value, families: &BTreeSet<bool>) -> Vec<Site> {
     let spec = &service["spec"];
     let has_family = |ip: &IpAddr| families.contains(&is_v4(*ip)) && usable(*ip);
+    let is_local = |policy: &str| text(&spec[policy]) == Some("Local");
     let site = |ip| Site {
         ip,
         is_cluster_ip: false,
-        local: false,
+        local: Policy {
+            here: false,
+            outside: is_local("externalTrafficPolicy"),
+        },
         ranges: None,
     };
     let mut sites = Vec::new();
     for ip in cluster_ips_of(service).into_iter().filter(has_family) {
         sites.push(Site {
             is_cluster_ip: true,
-            local: text(&spec["internalTrafficPolicy"]) == Some("Local"),
+            local: Policy {
+                here: is_local("internalTrafficPolicy"),
+                outside: is_local("internalTrafficPolicy"),
+            },
             ..site(ip)
         });
     }

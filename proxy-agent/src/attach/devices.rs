@@ -1,0 +1,360 @@
+//! The programs on devices, and map `devices` that they read: hooks follow the
+//! choice of devices.
+//!
+//! Each hook's link, or program where the kernel has no links, is pinned as `links/<hook>_<index>_<name>`. A link is found by
+//! its index; the name is for people, and follows when a device is renamed.
+
+use super::{clsact, pins};
+use crate::crash;
+use crate::devices::Chosen;
+use crate::sys::{self, TcxHook};
+use anyhow::{Context, Result};
+use aya::maps::{HashMap, MapData};
+use proxy_common::Device;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// The hooks of a device: name of the program in the object, and of the pins.
+pub const DEVICE_HOOKS: [(&str, TcxHook); 2] =
+    [("ingress", TcxHook::Ingress), ("egress", TcxHook::Egress)];
+
+/// Start of the names of pins that say which clsact qdiscs are ours.
+const QDISC_MARK: &str = "clsact_";
+
+/// What the programs that are in force know of devices, by index.
+pub fn pinned_devices(pin_dir: &Path) -> Result<BTreeMap<u32, Device>> {
+    let map = MapData::from_pin(pin_dir.join("devices")).context("opening map devices")?;
+    let map: HashMap<_, u32, [u8; size_of::<Device>()]> =
+        aya::maps::Map::HashMap(map).try_into()?;
+    map.iter()
+        .map(|element| {
+            let (index, bytes) = element.context("reading map devices")?;
+            Ok((index, zerocopy::transmute!(bytes)))
+        })
+        .collect()
+}
+
+/// The one owner of map `devices` and of the programs on devices.
+pub struct DeviceHooks {
+    pin_dir: PathBuf,
+    /// In the order of [`DEVICE_HOOKS`].
+    programs: Vec<Program>,
+    map: HashMap<MapData, u32, [u8; size_of::<Device>()]>,
+    /// Not while other programs and maps are in force.
+    in_force: bool,
+    way: Way,
+}
+
+/// How programs get on devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Tcx,
+    Clsact,
+}
+
+struct Program {
+    name: &'static str,
+    hook: TcxHook,
+    fd: OwnedFd,
+    id: u32,
+}
+
+/// A pin of a device's hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DevicePin {
+    /// `ingress` or `egress`.
+    pub hook: &'static str,
+    /// Index of the device.
+    pub device: u32,
+    /// Name of the device, with `_` for dots.
+    pub name: String,
+    path: PathBuf,
+}
+
+impl DevicePin {
+    /// The pins of the hooks of all devices.
+    pub fn all(pin_dir: &Path) -> io::Result<Vec<Self>> {
+        let links = pins::links(pin_dir);
+        let names = pins::maps(&links)?;
+        Ok(names
+            .iter()
+            .filter_map(|name| Self::parse(&links, name))
+            .collect())
+    }
+
+    /// Whether a file among the links is such a pin.
+    pub(super) fn is_one(file: &str) -> bool {
+        file.starts_with(QDISC_MARK) || Self::parse(Path::new(""), file).is_some()
+    }
+
+    fn parse(links: &Path, file: &str) -> Option<Self> {
+        let mut parts = file.splitn(3, '_');
+        let prefix = parts.next()?;
+        Some(Self {
+            hook: DEVICE_HOOKS.into_iter().find(|it| it.0 == prefix)?.0,
+            device: parts.next()?.parse().ok()?,
+            name: parts.next()?.to_owned(),
+            path: links.join(file),
+        })
+    }
+
+    fn new(pin_dir: &Path, hook: &'static str, device: u32, name: &str) -> Self {
+        // Pins cannot have dots.
+        let name = name.replace('.', "_");
+        let path = pins::links(pin_dir).join(format!("{hook}_{device}_{name}"));
+        Self {
+            hook,
+            device,
+            name,
+            path,
+        }
+    }
+
+    /// Id of the program that runs there; `None` if the device is gone.
+    pub fn program_id(&self) -> io::Result<Option<u32>> {
+        let object = sys::open_pinned(&self.path)?;
+        if sys::is_link(object.as_fd())? {
+            let info = sys::link_info(object.as_fd())?;
+            return Ok((info.device() == self.device).then_some(info.program_id));
+        }
+        let hook = DEVICE_HOOKS.into_iter().find(|it| it.0 == self.hook);
+        let filter = hook.map_or(Ok(None), |(_, hook)| clsact::find(self.device, hook))?;
+        Ok(filter.map(|it| it.program_id))
+    }
+}
+
+impl DeviceHooks {
+    /// Hooks for loaded programs whose maps are pinned in `directory`.
+    pub(super) fn new(
+        pin_dir: &Path,
+        directory: &Path,
+        programs: impl IntoIterator<Item = (&'static str, TcxHook, OwnedFd)>,
+    ) -> Result<Self> {
+        let map = MapData::from_pin(directory.join("devices")).context("opening map devices")?;
+        let way = if sys::has_tcx() && !crash::without_tcx() {
+            Way::Tcx
+        } else {
+            tracing::info!("this kernel has no TCX links (Linux 6.6): programs are clsact filters");
+            Way::Clsact
+        };
+        let programs = programs.into_iter().map(|(name, hook, fd)| {
+            let id = sys::program_id(fd.as_fd())?;
+            Ok(Program { name, hook, fd, id })
+        });
+        Ok(Self {
+            pin_dir: pin_dir.to_owned(),
+            programs: programs
+                .collect::<io::Result<_>>()
+                .context("looking at the programs of devices")?,
+            map: aya::maps::Map::HashMap(map).try_into()?,
+            in_force: false,
+            way,
+        })
+    }
+
+    /// Puts the programs in place of another build's, wherever those are.
+    pub(super) fn put_in_place(&mut self) -> Result<()> {
+        for pin in DevicePin::all(&self.pin_dir).context("listing the links")? {
+            for program in self.programs.iter().filter(|it| it.name == pin.hook) {
+                self.replace(program, &pin)
+                    .with_context(|| format!("replacing {} on {}", pin.hook, pin.name))?;
+            }
+        }
+        self.in_force = true;
+        Ok(())
+    }
+
+    /// Attaches to these devices and, unless more may come to light, to no other.
+    /// Can be repeated at any time. Returns what failed, device by device.
+    pub fn apply(
+        &mut self,
+        wanted: &BTreeMap<u32, Chosen>,
+        complete: bool,
+    ) -> Result<Vec<anyhow::Error>> {
+        let mut failures = Vec::new();
+        // Before its program runs, which asks for its own device.
+        for (&index, chosen) in wanted {
+            self.write(index, &chosen.device)?;
+        }
+        if self.in_force {
+            let pins = DevicePin::all(&self.pin_dir).context("listing the links")?;
+            for (&index, chosen) in wanted {
+                for program in &self.programs {
+                    let outcome = self.attach(program, index, &chosen.name, &pins);
+                    failures.extend(outcome.err().map(|error| {
+                        error.context(format!("attaching {} to {}", program.name, chosen.name))
+                    }));
+                }
+            }
+            let lost = pins.iter().filter(|it| !wanted.contains_key(&it.device));
+            for pin in lost.filter(|_| complete) {
+                self.remove(pin)?;
+            }
+        }
+        if complete {
+            self.forget_others(wanted)?;
+        }
+        Ok(failures)
+    }
+
+    fn write(&mut self, index: u32, device: &Device) -> Result<()> {
+        let bytes: [u8; size_of::<Device>()] = zerocopy::transmute!(*device);
+        if self.map.get(&index, 0).is_ok_and(|it| it == bytes) {
+            return Ok(());
+        }
+        crash::point();
+        self.map
+            .insert(index, bytes, 0)
+            .context("writing map devices")
+    }
+
+    fn forget_others(&mut self, wanted: &BTreeMap<u32, Chosen>) -> Result<()> {
+        let present = self.map.keys().collect::<Result<BTreeSet<u32>, _>>();
+        for index in present.context("reading map devices")? {
+            if !wanted.contains_key(&index) {
+                crash::point();
+                self.map.remove(&index).context("writing map devices")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Our program is on this hook of the device, once, afterwards; also if the
+    /// device goes meanwhile.
+    fn attach(&self, program: &Program, index: u32, name: &str, pins: &[DevicePin]) -> Result<()> {
+        let pin = DevicePin::new(&self.pin_dir, program.name, index, name);
+        let found = pins
+            .iter()
+            .find(|it| it.hook == program.name && it.device == index);
+        if let Some(found) = found {
+            if found.name != pin.name {
+                rename(&found.path, &pin.path)?;
+            }
+            if self.replace(program, &pin)? {
+                return Ok(());
+            }
+        }
+        let link = match self.way {
+            Way::Tcx => attach_tcx(program, index),
+            Way::Clsact => self.attach_filter(program, index),
+        };
+        let Some(pinned) = link? else {
+            return Ok(());
+        };
+        tracing::info!(
+            hook = program.name,
+            device = name,
+            "the program is in place"
+        );
+        self.pin(pinned.as_fd(), &pin.path)
+    }
+
+    /// Whether our program is on the hook of the pin now, in place of another build's.
+    fn replace(&self, program: &Program, pin: &DevicePin) -> Result<bool> {
+        match self.way {
+            Way::Tcx => replace_link(program, pin),
+            Way::Clsact => {
+                let found = clsact::find(pin.device, program.hook).context("listing filters")?;
+                let Some(found) = found else {
+                    return Ok(false);
+                };
+                if found.program_id != program.id {
+                    crash::point();
+                    clsact::put(program.fd.as_fd(), pin.device, program.hook)
+                        .context("replacing the filter")?;
+                    self.pin(program.fd.as_fd(), &pin.path)?;
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// What is pinned is the program, so that the device is known to have one.
+    fn attach_filter(&self, program: &Program, index: u32) -> Result<Option<OwnedFd>> {
+        crash::point();
+        match clsact::add_qdisc(index) {
+            Ok(true) => {
+                let mark = qdisc_mark(&self.pin_dir, index);
+                if !mark.exists() {
+                    self.pin(program.fd.as_fd(), &mark)?;
+                }
+            }
+            Ok(false) => {}
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(None),
+            Err(error) => return Err(error).context("adding a clsact qdisc"),
+        }
+        crash::point();
+        clsact::put(program.fd.as_fd(), index, program.hook).context("adding a filter")?;
+        Ok(Some(program.fd.try_clone()?))
+    }
+
+    /// Takes the program off the hook of the pin.
+    fn remove(&self, pin: &DevicePin) -> Result<()> {
+        tracing::info!(hook = pin.hook, device = pin.name, "the program is removed");
+        if self.way == Way::Clsact {
+            for program in self.programs.iter().filter(|it| it.name == pin.hook) {
+                crash::point();
+                match clsact::remove(pin.device, program.hook) {
+                    Err(error) if !clsact::is_gone(&error) => {
+                        return Err(error).context("removing a filter");
+                    }
+                    _ => {}
+                }
+            }
+            let mark = qdisc_mark(&self.pin_dir, pin.device);
+            if mark.exists() && clsact::is_unused(pin.device).context("listing filters")? {
+                crash::point();
+                clsact::remove_qdisc(pin.device).context("removing the clsact qdisc")?;
+                pins::remove(&mark)?;
+            }
+        }
+        pins::remove(&pin.path)
+    }
+
+    /// A rename, so that the link of a device that is gone makes room.
+    fn pin(&self, object: BorrowedFd<'_>, pin: &Path) -> Result<()> {
+        let next = pins::next_link(&self.pin_dir);
+        crash::point();
+        sys::pin(object, &next).with_context(|| format!("pinning {}", next.display()))?;
+        rename(&next, pin)
+    }
+}
+
+/// The pin that says that a device's clsact qdisc is ours.
+fn qdisc_mark(pin_dir: &Path, device: u32) -> PathBuf {
+    pins::links(pin_dir).join(format!("{QDISC_MARK}{device}"))
+}
+
+fn attach_tcx(program: &Program, index: u32) -> Result<Option<OwnedFd>> {
+    crash::point();
+    match sys::attach_tcx(program.fd.as_fd(), index, program.hook) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        link => link.map(Some).context("bpf_link_create"),
+    }
+}
+
+/// Whether the pinned link is on its device and has the program now.
+fn replace_link(program: &Program, pin: &DevicePin) -> Result<bool> {
+    let link = sys::open_pinned(&pin.path).context("opening the link")?;
+    // What an earlier kernel's way has left is no link.
+    if !sys::is_link(link.as_fd())? {
+        return Ok(false);
+    }
+    let info = sys::link_info(link.as_fd()).context("asking for the link's device")?;
+    if info.device() != pin.device {
+        return Ok(false);
+    }
+    if info.program_id != program.id {
+        crash::point();
+        sys::replace_program(link.as_fd(), program.fd.as_fd()).context("bpf_link_update")?;
+    }
+    Ok(true)
+}
+
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    crash::point();
+    std::fs::rename(from, to)
+        .with_context(|| format!("renaming {} to {}", from.display(), to.display()))
+}

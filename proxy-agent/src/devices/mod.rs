@@ -1,0 +1,20 @@
+//! The network devices of this node: which of them the packet path uses.
+//!
+//! [`follow`] tells what the kernel has ([`Network`]), anew at each change;
+//! [`select`] decides, without I/O, which devices get programs and in which role;
+//! [`attach`](crate::attach) puts them there. [`obstacles`] names settings of the
+//! host that are in the packets' way.
+
+mod follow;
+mod network;
+mod pattern;
+mod select;
+mod sysctl;
+#[cfg(test)]
+mod tests;
+
+pub use follow::follow;
+pub use network::{Link, LinkKind, LocalAddress, Network, Reach, Route};
+pub use pattern::UplinkNames;
+pub use select::{Chosen, Selection, select};
+pub use sysctl::obstacles;

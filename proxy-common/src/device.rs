@@ -1,0 +1,57 @@
+//! Map `devices`: the network devices of this node that the packet path uses.
+
+use crate::Address;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Value of `devices`; the key is the device's index.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Device {
+    /// Bits `UPLINK`, `RETURN`.
+    pub role: u32,
+    /// Bytes of a link header before the IP header: 14 (Ethernet) or 0.
+    pub header_bytes: u32,
+    /// Largest IP packet in bytes.
+    pub mtu: u32,
+    /// Always 0.
+    pub _reserved: u32,
+    /// The IPv4 address of this node that packets to remote backends get there;
+    /// [`Address::ANY_V4`] if it has none.
+    pub v4: Address,
+    /// The same for IPv6, never link-local; [`Address::ANY_V6`] if it has none.
+    pub v6: Address,
+}
+
+impl Device {
+    /// Bit of `role`: leads out of the node; outside clients come in here.
+    pub const UPLINK: u32 = 1;
+    /// Bit of `role`: routes to remote backends use it.
+    pub const RETURN: u32 = 2;
+}
+
+/// The one element of `device_settings`.
+#[repr(C)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+pub struct DeviceSettings {
+    /// Seed of the hash that picks from tables, the same on every node.
+    pub seed: u32,
+    /// First source port for SNAT.
+    pub snat_first_port: u16,
+    /// Last source port for SNAT.
+    pub snat_last_port: u16,
+    /// 1 while conntrack may own connections whose flow is not ours: they pass.
+    pub take_over: u32,
+    /// Index of the device by which packets go to the stack that are too large for
+    /// their way and may be fragmented; 0 if there is none.
+    pub slow_path: u32,
+}
+
+impl DeviceSettings {
+    /// MAC address of the other end of the slow path.
+    pub const SLOW_PATH_MAC: [u8; 6] = [0x02, 0xfa, 0x1e, 0xad, 0x00, 0x01];
+}
+
+const _: () = assert!(size_of::<Device>() == 48);
+const _: () = assert!(size_of::<DeviceSettings>() == 16);

@@ -1,0 +1,177 @@
+//! Packets of no flow: where they go is decided here.
+
+use super::{
+    Arrival, PASS,
+    client::PacketClient,
+    flows::{self, refusal},
+    follow, refuse, route, snat, socket,
+};
+use crate::{
+    maps::{self, FLOWS, FLOWS_NEW, KernelMaps, Work},
+    packet::TCP,
+};
+use proxy_common::{
+    DropReason, Flow, Protocol, Scope,
+    decide::{self, BackendRef, Decision, Maps, Refusal, Request, Target},
+};
+
+/// Decides about a packet of no flow.
+#[inline(always)]
+pub fn begin(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+    let packet = arrival.packet;
+    if !packet.source.is_answerable() {
+        return Ok(PASS);
+    }
+    let protocol = if packet.protocol == TCP {
+        Protocol::Tcp
+    } else {
+        Protocol::Udp
+    };
+    let request = Request {
+        destination: packet.destination,
+        port: packet.destination_port,
+        protocol,
+        scope: Scope::External,
+    };
+    let maps = KernelMaps(PacketClient(packet));
+    let opens = packet.protocol != TCP || packet.is_first_syn();
+    if !opens {
+        return stray(arrival, &maps, &request);
+    }
+    match decide::decide(&maps, &request, BackendRef::NONE) {
+        Decision::NotOurs => Ok(PASS),
+        // A host socket's own port may have a NodePort's number.
+        Decision::Forward(_) | Decision::Refuse(_)
+            if packet.protocol != TCP && socket::is_connected(arrival.ctx, packet) =>
+        {
+            Ok(PASS)
+        }
+        Decision::Forward(target) => forward(arrival, &target).map_err(refusal),
+        Decision::Refuse(refusal) => refuse::refuse(arrival, refusal),
+    }
+}
+
+/// A TCP packet in mid-connection.
+#[inline(always)]
+fn stray(arrival: &Arrival<'_>, maps: &impl Maps, request: &Request) -> Result<i32, Refusal> {
+    if !decide::is_owned(maps, request) || socket::is_connected(arrival.ctx, arrival.packet) {
+        return Ok(PASS);
+    }
+    if maps::device_settings().is_some_and(|settings| settings.take_over != 0) {
+        return Ok(PASS);
+    }
+    Err(refusal(DropReason::NoFlow))
+}
+
+#[inline(always)]
+fn forward(arrival: &mut Arrival<'_>, target: &Target) -> Result<i32, DropReason> {
+    let local = maps::current_backend(target.backend).is_some_and(|it| it.local != 0);
+    prepare(arrival, target, local);
+    if local {
+        flows::derive_other(arrival.scratch);
+        if !store_local(arrival)? {
+            // The client's address stays, its port does not.
+            arrival.scratch.flow.source_port = snat::claim(arrival)?;
+        }
+    } else {
+        let out = route::to(arrival, arrival.packet.source, target.address)?;
+        arrival.scratch.flow.source = route::source_address(out, arrival.packet.is_v4())?;
+        flows::derive_other(arrival.scratch);
+        arrival.scratch.flow.source_port = snat::claim(arrival)?;
+    }
+    let scratch = &mut *arrival.scratch;
+    let stored = FLOWS_NEW.insert(&scratch.key, &scratch.flow, flows::NO_EXIST);
+    if stored.is_ok() {
+        maps::count_opened(target.backend);
+        return follow::forward(arrival);
+    }
+    // Another CPU was faster with the same tuple: its flow is the one, and its
+    // reply's half may be the one that is there.
+    let found = flows::find(scratch);
+    if found.is_none()
+        || !scratch
+            .flow
+            .other_key(scratch.key.protocol)
+            .same(&scratch.other_key)
+    {
+        let _ = FLOWS_NEW.remove(&scratch.other_key);
+    }
+    found.ok_or(DropReason::FlowsFull)?;
+    follow::forward(arrival)
+}
+
+/// The request's half, but for the source that a remote backend sees.
+#[inline(always)]
+fn prepare(arrival: &mut Arrival<'_>, target: &Target, local: bool) {
+    let packet = arrival.packet;
+    let bytes = packet.length;
+    let now_s = maps::now_s();
+    let tag = arrival.scratch.key.tag();
+    let flow = &mut arrival.scratch.flow;
+    flow.tag = tag;
+    flow.kind = if local { 0 } else { Flow::SNAT };
+    flow.state = flows::next_state(0, packet);
+    flow._reserved = 0;
+    flow.packets = 1;
+    flow.bytes = bytes as u64;
+    flow.source = packet.source;
+    flow.destination = target.address;
+    flow.source_port = packet.source_port;
+    flow.destination_port = target.port;
+    flow.device = arrival.index;
+    flow.backend = target.backend.id;
+    flow.generation = target.backend.generation;
+    flow.last_seen_s = now_s;
+    flow.created_s = now_s;
+}
+
+/// Stores the reply's half of a flow to a local backend, which sees the client's
+/// own address. `false` if that address and port have a flow with it already, by
+/// another frontend.
+#[inline(always)]
+fn store_local(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
+    let scratch = &mut *arrival.scratch;
+    let stored = FLOWS_NEW
+        .insert(&scratch.other_key, &scratch.other, flows::NO_EXIST)
+        .is_ok();
+    if stored && FLOWS.get_ptr(&scratch.other_key).is_none() {
+        return Ok(true);
+    }
+    if flows::find_other(scratch) && !replaces(scratch) {
+        if stored {
+            // The other flow's is in `flows`.
+            let _ = FLOWS_NEW.remove(&scratch.other_key);
+        }
+        flows::derive_other(scratch);
+        return Ok(false);
+    }
+    let _ = FLOWS.remove(&scratch.other_key);
+    flows::derive_other(scratch);
+    FLOWS_NEW
+        .insert(&scratch.other_key, &scratch.other, flows::ANY)
+        .map_err(|_| DropReason::FlowsFull)?;
+    Ok(true)
+}
+
+/// Whether the flow may take the place of the one whose reply's half is `other`:
+/// it has the same frontend, and so is the same one, or that one is over. What
+/// the client sent to that one's frontend must not go on to the backend, then.
+#[inline(always)]
+fn replaces(scratch: &Work) -> bool {
+    let key = scratch.other.other_key(scratch.key.protocol);
+    if key.same(&scratch.key) {
+        return true;
+    }
+    let element = FLOWS.get_ptr(&key).or_else(|| FLOWS_NEW.get_ptr(&key));
+    if let Some(element) = element {
+        // SAFETY: the element is valid memory while the program runs. If it was
+        // recycled, the flow was over.
+        let state = unsafe { (&raw const (*element).state).read_volatile() };
+        if !flows::is_over(state, scratch.other.state) {
+            return false;
+        }
+    }
+    let _ = FLOWS.remove(&key);
+    let _ = FLOWS_NEW.remove(&key);
+    true
+}

@@ -1,0 +1,96 @@
+//! ICMP errors about packets of flows.
+
+use super::{
+    Arrival, PASS,
+    flows::{self, refusal},
+    route,
+};
+use crate::packet::{Quoted, Translation, decrement_ttl, quoted, rewrite_error};
+use proxy_common::{Address, DropReason, Flow, decide::Refusal};
+
+/// An ICMP packet comes in.
+#[inline(always)]
+pub fn incoming(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+    let Some(quoted) = quoted(arrival.ctx, arrival.packet) else {
+        return Ok(PASS);
+    };
+    arrival.scratch.key = quoted.reversed();
+    let is_known = flows::find(arrival.scratch).is_some();
+    let flow = &arrival.scratch.flow;
+    // Errors about replies of local backends come in, those about requests to
+    // them leave.
+    if !is_known || (flow.is_reply() && !flow.is_snat()) {
+        return Ok(PASS);
+    }
+    deliver(arrival, &quoted).map_err(refusal)
+}
+
+/// An ICMP packet leaves: this node's own error about a request to a local backend.
+#[inline(always)]
+pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+    let Some(quoted) = quoted(arrival.ctx, arrival.packet) else {
+        return Ok(PASS);
+    };
+    arrival.scratch.key = quoted.reversed();
+    let is_known = flows::find(arrival.scratch).is_some();
+    let flow = &arrival.scratch.flow;
+    if !is_known || !flow.is_reply() || flow.is_snat() {
+        return Ok(PASS);
+    }
+    translate(arrival, &quoted)
+        .and_then(|()| {
+            let device = arrival.scratch.flow.device;
+            if device == arrival.index {
+                Ok(PASS)
+            } else {
+                route::leave_by(arrival, device)
+            }
+        })
+        .map_err(refusal)
+}
+
+#[inline(always)]
+fn deliver(arrival: &mut Arrival<'_>, quoted: &Quoted) -> Result<i32, DropReason> {
+    let flow = &arrival.scratch.flow;
+    if !flow.is_snat() {
+        translate(arrival, quoted)?;
+        return Ok(PASS);
+    }
+    let out = if flow.is_reply() {
+        flow.device
+    } else {
+        route::to(arrival, arrival.packet.source, flow.destination)?
+    };
+    decrement_ttl(arrival.ctx, arrival.packet)?;
+    translate(arrival, quoted)?;
+    route::leave_by(arrival, out)
+}
+
+#[inline(always)]
+fn translate(arrival: &Arrival<'_>, quoted: &Quoted) -> Result<(), DropReason> {
+    let flow = &arrival.scratch.flow;
+    let translation = Translation {
+        source: source(arrival, flow),
+        destination: flow.destination,
+        quoted_source: flow.destination,
+        quoted_destination: flow.source,
+        quoted_source_port: flow.destination_port,
+        quoted_destination_port: flow.source_port,
+    };
+    rewrite_error(arrival.ctx, arrival.packet, quoted, &translation)
+        .map_err(|_| DropReason::RewriteFailed)
+}
+
+/// Who sends the error: an end of the flow as the other end knows it; towards
+/// remote backends an address of ours, as with all that goes there; a router on
+/// the way keeps its own address.
+#[inline(always)]
+fn source(arrival: &Arrival<'_>, flow: &Flow) -> Address {
+    let sender = arrival.packet.source;
+    let is_end = sender.same(arrival.scratch.key.source);
+    if is_end || (flow.is_snat() && !flow.is_reply()) {
+        flow.source
+    } else {
+        sender
+    }
+}

@@ -1,0 +1,195 @@
+//! The two maps of flows. A flow's two halves are worked on in the scratch
+//! space: `key` and `flow` are those of the packet's own direction.
+
+use super::Arrival;
+use crate::{
+    maps::{self, FLOWS, FLOWS_NEW, Work},
+    packet::Packet,
+};
+use proxy_common::{DropReason, Flow, FlowKey, decide::Refusal};
+
+/// include/uapi/linux/bpf.h
+pub const ANY: u64 = 0;
+pub const NO_EXIST: u64 = 1;
+
+/// A flow that is known; the scratch space has a copy.
+pub struct Found {
+    pub element: *mut Flow,
+    /// Whether it is in `flows_new`.
+    pub is_new: bool,
+}
+
+/// Finds the flow of `key` and copies it to `flow`.
+#[inline(always)]
+pub fn find(scratch: &mut Work) -> Option<Found> {
+    let (element, is_new) = match FLOWS.get_ptr_mut(&scratch.key) {
+        Some(element) => (element, false),
+        None => match FLOWS_NEW.get_ptr_mut(&scratch.key) {
+            Some(element) => (element, true),
+            // Another CPU may have moved it between the two look-ups.
+            None => (FLOWS.get_ptr_mut(&scratch.key)?, false),
+        },
+    };
+    copy(element, &mut scratch.flow, &scratch.key).then_some(Found { element, is_new })
+}
+
+/// Copies the half of `other_key` to `other`, if it is there.
+#[inline(always)]
+pub fn find_other(scratch: &mut Work) -> bool {
+    let element = match FLOWS.get_ptr(&scratch.other_key) {
+        Some(element) => element,
+        None => match FLOWS_NEW.get_ptr(&scratch.other_key) {
+            Some(element) => element,
+            None => return false,
+        },
+    };
+    copy(element, &mut scratch.other, &scratch.other_key)
+}
+
+/// Copies an element out; `false` if it was recycled meanwhile.
+#[inline(always)]
+fn copy(element: *const Flow, to: &mut Flow, key: &FlowKey) -> bool {
+    type Words = [u64; size_of::<Flow>() / 8];
+    let (from, to_words) = (element.cast::<u64>(), (&raw mut *to).cast::<u64>());
+    for word in 0..size_of::<Words>() / 8 {
+        // SAFETY: both have that many words, and every sequence of bytes is a
+        // `Flow`. By words, so that it does not go by the stack.
+        unsafe { to_words.add(word).write(from.add(word).read_volatile()) };
+    }
+    // SAFETY: the element is valid memory while the program runs; volatile, so
+    // that it is read again, and afterwards.
+    let tag = unsafe { (&raw const (*element).tag).read_volatile() };
+    tag == to.tag && tag == key.tag()
+}
+
+/// Notes a packet of the flow.
+#[inline(always)]
+pub fn touch(arrival: &Arrival<'_>, found: &Found) {
+    let packet = arrival.packet;
+    let element = found.element;
+    // SAFETY: the kernel hands a valid context.
+    let segments = unsafe { (*arrival.ctx.skb.skb).gso_segs };
+    let bytes = packet.length;
+    let old = arrival.scratch.flow.state;
+    let state = next_state(old, packet);
+    let now_s = maps::now_s();
+    // SAFETY: the element is valid memory while the program runs. If it was
+    // recycled, another flow's counters are off by a packet.
+    unsafe {
+        maps::add(&raw mut (*element).packets, segments.max(1) as u64);
+        maps::add(&raw mut (*element).bytes, bytes as u64);
+        if (*element).last_seen_s != now_s {
+            (*element).last_seen_s = now_s;
+        }
+        if state != old {
+            (*element).state = state;
+        }
+    }
+}
+
+/// A reset ends nothing by itself: it may be forged, or outside of the window
+/// (RFC 5961). It makes the flow age fast, unless something follows it.
+#[inline(always)]
+pub fn next_state(state: u8, packet: &Packet) -> u8 {
+    let mut next = state & !Flow::RST;
+    if packet.tcp_flags & Packet::FIN != 0 {
+        next |= Flow::FIN;
+    }
+    if packet.tcp_flags & Packet::RST != 0 {
+        next |= Flow::RST;
+    }
+    next
+}
+
+/// Whether a connection is over in both directions, or reset in one, by the
+/// states of its halves.
+#[inline(always)]
+pub fn is_over(state: u8, other: u8) -> bool {
+    (state | other) & Flow::RST != 0 || state & other & Flow::FIN != 0
+}
+
+/// Whether the other half leads back to `key`. If not, it was evicted and made
+/// anew since, by the client's next packet.
+#[inline(always)]
+fn is_pair(scratch: &Work) -> bool {
+    let back = scratch.other.other_key(scratch.key.protocol);
+    back.same(&scratch.key)
+}
+
+/// Removes both halves of a flow, wherever they are.
+#[inline(always)]
+pub fn remove(scratch: &Work) {
+    // What is not there need not go.
+    let _ = FLOWS.remove(&scratch.key);
+    let _ = FLOWS.remove(&scratch.other_key);
+    let _ = FLOWS_NEW.remove(&scratch.key);
+    let _ = FLOWS_NEW.remove(&scratch.other_key);
+}
+
+/// Makes `other_key` from `key` and `flow`.
+#[inline(always)]
+pub fn derive_other_key(scratch: &mut Work) {
+    scratch.other_key = scratch.flow.other_key(scratch.key.protocol);
+}
+
+/// Makes the other half from `key` and `flow`.
+#[inline(always)]
+pub fn derive_other(scratch: &mut Work) {
+    derive_other_key(scratch);
+    let Work {
+        key,
+        other_key,
+        flow,
+        other,
+        ..
+    } = scratch;
+    other.tag = other_key.tag();
+    other.kind = flow.kind ^ Flow::REPLY;
+    other.state = flow.state & Flow::ANSWERED;
+    other._reserved = 0;
+    other.packets = 0;
+    other.bytes = 0;
+    other.source = key.destination;
+    other.destination = key.source;
+    other.source_port = key.destination_port;
+    other.destination_port = key.source_port;
+    other.device = flow.device;
+    other.backend = flow.backend;
+    other.generation = flow.generation;
+    other.last_seen_s = flow.last_seen_s;
+    other.created_s = flow.created_s;
+}
+
+/// The backend has answered: both halves move to `flows`, where no flood of new
+/// ones can evict them. The packet is the reply.
+#[inline(always)]
+pub fn promote(scratch: &mut Work, found: &mut Found) -> Result<(), DropReason> {
+    derive_other_key(scratch);
+    if !find_other(scratch) {
+        derive_other(scratch);
+    } else if !is_pair(scratch) {
+        let _ = FLOWS_NEW.remove(&scratch.key);
+        return Err(DropReason::NoFlow);
+    }
+    scratch.other.state |= Flow::ANSWERED;
+    scratch.flow.state |= Flow::ANSWERED;
+    let stored = FLOWS
+        .insert(&scratch.other_key, &scratch.other, ANY)
+        .and_then(|()| FLOWS.insert(&scratch.key, &scratch.flow, ANY));
+    if stored.is_err() {
+        let _ = FLOWS.remove(&scratch.other_key);
+        return Err(DropReason::FlowsFull);
+    }
+    let _ = FLOWS_NEW.remove(&scratch.other_key);
+    let _ = FLOWS_NEW.remove(&scratch.key);
+    if let Some(element) = FLOWS.get_ptr_mut(&scratch.key) {
+        found.element = element;
+    }
+    Ok(())
+}
+
+/// A refusal for a reason that no single service port has.
+#[inline(always)]
+pub fn refusal(reason: DropReason) -> Refusal {
+    Refusal { reason, service: 0 }
+}

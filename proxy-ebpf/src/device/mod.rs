@@ -1,0 +1,118 @@
+//! Programs on network devices: clients elsewhere.
+//!
+//! A frontend is translated where the client's packet enters this node, and
+//! translated back where the reply leaves towards that client: replies of local
+//! backends at egress, those of remote ones, which came to an address of ours,
+//! at ingress. "Not ours" is always TC_ACT_UNSPEC, so that other programs run.
+
+mod answer;
+mod begin;
+mod client;
+mod errors;
+mod flows;
+mod follow;
+mod fragments;
+mod refuse;
+mod route;
+mod snat;
+mod socket;
+
+use crate::{
+    maps::{self, Scratch, Work},
+    packet::{Packet, parse},
+};
+use aya_ebpf::{
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
+    programs::TcContext,
+};
+use core::hint::black_box;
+use proxy_common::{Device, decide::Refusal};
+
+/// Not ours, or translated and the stack's to deliver.
+const PASS: i32 = TC_ACT_UNSPEC;
+
+/// A packet, and where it is met.
+pub struct Arrival<'a> {
+    pub ctx: &'a TcContext,
+    pub packet: &'a Packet,
+    /// Index of the device.
+    pub index: u32,
+    pub device: &'static Device,
+    pub scratch: &'static mut Work,
+}
+
+/// A packet comes in.
+pub struct Ingress;
+
+/// A packet leaves.
+pub struct Egress;
+
+/// What a program does with a packet.
+pub trait Direction {
+    fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal>;
+}
+
+impl Direction for Ingress {
+    #[inline(always)]
+    fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+        if arrival.packet.is_icmp() {
+            return errors::incoming(arrival);
+        }
+        if let Some(verdict) = follow::incoming(arrival) {
+            return verdict;
+        }
+        if arrival.device.role & Device::UPLINK == 0 {
+            return Ok(PASS);
+        }
+        begin::begin(arrival)
+    }
+}
+
+impl Direction for Egress {
+    #[inline(always)]
+    fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+        if arrival.packet.is_icmp() {
+            return errors::outgoing(arrival);
+        }
+        follow::outgoing(arrival)
+    }
+}
+
+/// Reads the packet and carries out the verdict.
+#[inline(always)]
+pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
+    // SAFETY: the kernel hands a valid context.
+    let index = unsafe { (*ctx.skb.skb).ifindex };
+    let Some(device) = maps::device(index) else {
+        return PASS;
+    };
+    let Some(Scratch { packet, work }) = maps::scratch() else {
+        return PASS;
+    };
+    if !parse(ctx, device.header_bytes, packet) {
+        return PASS;
+    }
+    let packet = black_box(packet);
+    if !packet.is_all_there(ctx) {
+        return PASS;
+    }
+    if !fragments::complete(packet) {
+        // Where it is bound for is not known: the stack keeps it, or drops it.
+        return PASS;
+    }
+    work.key = packet.key();
+    let mut arrival = Arrival {
+        ctx,
+        packet,
+        index,
+        device,
+        scratch: work,
+    };
+    match D::decide(&mut arrival) {
+        Ok(verdict) => verdict,
+        Err(refusal) => {
+            maps::count_refused(refusal);
+            TC_ACT_SHOT
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The kernel's routes: by which device a packet leaves.
+
+use super::Arrival;
+use crate::{
+    maps,
+    packet::{self, TCP},
+};
+use aya_ebpf::{
+    EbpfContext,
+    helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head},
+};
+use proxy_common::{Address, Device, DeviceSettings, DropReason};
+
+/// AF_INET and AF_INET6 as the kernel counts them.
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+/// Answers of bpf_fib_lookup, include/uapi/linux/bpf.h.
+const SUCCESS: i64 = 0;
+const NO_NEIGHBOUR: i64 = 7;
+
+const ETHERNET_HEADER: u32 = 14;
+
+/// `struct bpf_fib_lookup`, include/uapi/linux/bpf.h.
+#[repr(C)]
+struct FibLookup {
+    family: u8,
+    protocol: u8,
+    source_port: u16,
+    destination_port: u16,
+    /// 0: no check of the MTU.
+    length: u16,
+    /// In: the device of arrival. Out: that to leave by.
+    index: u32,
+    flow_info: u32,
+    source: [u32; 4],
+    destination: [u32; 4],
+    vlan: u32,
+    macs: [u32; 3],
+}
+
+/// Index of the device that leads to `destination`, for a packet that came in here.
+#[inline(always)]
+pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Result<u32, DropReason> {
+    let v4 = arrival.packet.is_v4();
+    let words = |address: Address| {
+        if v4 {
+            [address.v4_word(), 0, 0, 0]
+        } else {
+            address.words()
+        }
+    };
+    let mut lookup = FibLookup {
+        family: if v4 { AF_INET } else { AF_INET6 },
+        protocol: arrival.packet.protocol,
+        source_port: 0,
+        destination_port: 0,
+        length: 0,
+        index: arrival.index,
+        flow_info: 0,
+        source: words(source),
+        destination: words(destination),
+        vlan: 0,
+        macs: [0; 3],
+    };
+    // SAFETY: the structure has the kernel's layout, and the context is this program's.
+    let answer = unsafe {
+        bpf_fib_lookup(
+            arrival.ctx.as_ptr(),
+            (&raw mut lookup).cast(),
+            size_of::<FibLookup>() as i32,
+            0,
+        )
+    };
+    match answer {
+        // The neighbour is found when the packet is sent.
+        SUCCESS | NO_NEIGHBOUR => Ok(lookup.index),
+        _ => Err(DropReason::NoRoute),
+    }
+}
+
+/// Sends the packet out by a device; the kernel finds the next hop.
+///
+/// Its source may be an address of ours: the stack would take it for a martian.
+#[inline(always)]
+pub fn leave_by(arrival: &Arrival<'_>, index: u32) -> Result<i32, DropReason> {
+    // The kernel takes a link header off before it puts its own on.
+    link_header(arrival)?;
+    // SAFETY: no parameters: the next hop comes from the packet's destination.
+    Ok(unsafe { bpf_redirect_neigh(index, core::ptr::null_mut(), 0, 0) } as i32)
+}
+
+/// Hands the packet to the stack, which routes and fragments it. It comes in by a
+/// device that takes packets from addresses of this node.
+#[inline(always)]
+pub fn leave_by_stack(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
+    let slow_path = maps::device_settings().map_or(0, |settings| settings.slow_path);
+    if slow_path == 0 {
+        return Err(DropReason::TooBig);
+    }
+    link_header(arrival)?;
+    if packet::set_receiver(arrival.ctx, DeviceSettings::SLOW_PATH_MAC).is_err() {
+        return Err(DropReason::RewriteFailed);
+    }
+    // SAFETY: takes numbers.
+    Ok(unsafe { bpf_redirect(slow_path, 0) } as i32)
+}
+
+/// Gives a packet without link header room for one.
+#[inline(always)]
+fn link_header(arrival: &Arrival<'_>) -> Result<(), DropReason> {
+    if arrival.device.header_bytes == 0 {
+        // SAFETY: the context is this program's.
+        let changed = unsafe { bpf_skb_change_head(arrival.ctx.skb.skb, ETHERNET_HEADER, 0) };
+        if changed != 0 {
+            return Err(DropReason::RewriteFailed);
+        }
+    }
+    Ok(())
+}
+
+/// The address that remote backends see of packets that leave by a device.
+#[inline(always)]
+pub fn source_address(index: u32, v4: bool) -> Result<Address, DropReason> {
+    let device: &Device = maps::device(index).ok_or(DropReason::NoSourceAddress)?;
+    let address = if v4 { device.v4 } else { device.v6 };
+    if address.same(address.wildcard()) {
+        return Err(DropReason::NoSourceAddress);
+    }
+    Ok(address)
+}
+
+/// The MTU of a device, if the packet is larger. One that the kernel will cut
+/// into segments is judged by those.
+#[inline(always)]
+pub fn exceeds(arrival: &Arrival<'_>, index: u32) -> Option<u32> {
+    let mtu = maps::device(index)?.mtu;
+    let packet = arrival.packet;
+    // SAFETY: the kernel hands a valid context.
+    let segment = unsafe { (*arrival.ctx.skb.skb).gso_size };
+    let length = if segment == 0 {
+        packet.length
+    } else {
+        // TCP's largest header is 60 bytes, UDP's is 8; timestamps are usual.
+        let transport = if packet.protocol == TCP { 32 } else { 8 };
+        packet.transport - packet.ip + transport + segment
+    };
+    (length > mtu).then_some(mtu)
+}

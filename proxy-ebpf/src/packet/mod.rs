@@ -1,0 +1,14 @@
+//! Packets: reading their headers and changing them. The one place that touches
+//! packet bytes, always by helpers that check bounds.
+
+mod checksum;
+pub mod icmp;
+mod parse;
+mod quoted;
+mod reset;
+mod rewrite;
+
+pub use parse::{Fragment, Packet, TCP, UDP, parse};
+pub use quoted::{Quoted, Translation, quoted, rewrite_error};
+pub use reset::turn_into_reset;
+pub use rewrite::{decrement_ttl, rewrite, set_receiver, swap_macs};
