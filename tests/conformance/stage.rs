@@ -6,6 +6,7 @@
 //! seen is the outcome and not the way there.
 
 mod alone;
+mod ports;
 mod sees;
 
 pub(crate) use alone::then_restore;
@@ -20,6 +21,7 @@ use lab::manifests::{Manifest, ObjectId, Service, Slice, service, slice};
 use lab::{BACKEND_PORT, Peer};
 use serde_json::{Value, json};
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 
 /// How long nothing may come back before it counts as silence: it covers the
 /// first retransmission of a SYN.
@@ -43,6 +45,8 @@ pub(crate) struct Stage<'w> {
     history: RefCell<History>,
     /// Whether there is a second API namespace.
     has_neighbour: Cell<bool>,
+    /// Ports that the row leaves to chance, by Service and port.
+    drawn: RefCell<HashMap<(String, String), u16>>,
     unsettled: Cell<bool>,
 }
 
@@ -71,6 +75,7 @@ impl<'w> Stage<'w> {
             family,
             space,
             own: world.numbers(),
+            drawn: RefCell::default(),
             troupe,
             fault,
             history: RefCell::default(),
@@ -220,6 +225,9 @@ impl<'w> Stage<'w> {
                 return Ok(());
             }
             fault.distort(kind, &mut object, &self.world.strangers);
+        }
+        if kind == Kind::Service {
+            self.number_ports(&mut object);
         }
         self.unsettled.set(true);
         if is_change {

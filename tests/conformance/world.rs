@@ -21,6 +21,10 @@ use std::time::Duration;
 /// Last octet of the host that is no node.
 const OUTSIDE: u8 = 60;
 
+/// Numbers of marker Services; the largest still gives a ClusterIP of both families.
+const FIRST_MARKER: u32 = 20_000;
+const LAST_MARKER: u32 = 60_000;
+
 /// How long the API server may take to start.
 const START: Duration = Duration::from_secs(60);
 
@@ -66,6 +70,7 @@ pub(crate) struct World {
     /// A host of the LAN that is no node; it knows the way to pods.
     pub(crate) outside: Peer,
     numbers: AtomicU32,
+    markers: AtomicU32,
     router: Mutex<Option<Router>>,
     /// Outside client of a second LAN.
     c4: Mutex<Option<Peer>>,
@@ -96,6 +101,7 @@ impl World {
             proxy,
             kube_proxies: Mutex::default(),
             numbers: AtomicU32::new(0),
+            markers: AtomicU32::new(0),
             router: Mutex::default(),
             c4: Mutex::default(),
         };
@@ -240,6 +246,15 @@ impl World {
         }
     }
 
+    /// The same for a marker Service, of which there are many: they have a range of
+    /// ClusterIPs of their own, so that those of rows last longer.
+    fn marker_numbers(&self) -> Numbers {
+        let number = self.markers.fetch_add(1, Ordering::Relaxed);
+        Numbers {
+            number: FIRST_MARKER + number % (LAST_MARKER - FIRST_MARKER),
+        }
+    }
+
     /// Returns when every running proxy has programmed what was written so far in
     /// a family; a proxy may follow each at its own pace.
     ///
@@ -259,7 +274,7 @@ impl World {
         family: Family,
     ) -> Result<()> {
         for _ in 0..2 {
-            let numbers = self.numbers();
+            let numbers = self.marker_numbers();
             let name = format!("settle-{}", numbers.number);
             let to = self.mark(space, &name, &numbers.cluster_ip(family))?;
             for (host, node) in troupe.hosts().into_iter().zip(self.lab.nodes()) {
