@@ -270,8 +270,8 @@ pub struct Work {
     pub other: Flow,
     /// What an ICMP error quotes.
     pub bytes: [u32; QUOTE_WORDS],
-    /// Always 0.
-    pub _reserved: u32,
+    /// Bytes that the way takes, if the packet is too big for it.
+    pub mtu: u32,
 }
 
 /// Answers that programs on devices give by themselves, per CPU.

@@ -15,52 +15,11 @@ pub fn reset(arrival: &Arrival<'_>) -> Option<i32> {
     send_back(arrival)
 }
 
-/// ICMP port unreachable (RFC 792, RFC 4443) that answers a datagram.
+/// The ICMP error that answers a packet.
 #[inline(always)]
-pub fn port_unreachable(arrival: &mut Arrival<'_>) -> Option<i32> {
-    let error = if arrival.packet.is_v4() {
-        icmp::Error {
-            kind: 3,
-            code: 3,
-            rest: 0,
-        }
-    } else {
-        icmp::Error {
-            kind: 1,
-            code: 4,
-            rest: 0,
-        }
-    };
-    icmp::turn_into_error(
-        arrival.ctx,
-        arrival.packet,
-        &mut arrival.scratch.bytes,
-        error,
-    )
-    .ok()?;
-    send_back(arrival)
-}
-
-/// ICMP too big (RFC 1191, RFC 8201): the way takes packets of `mtu` bytes.
-#[inline(always)]
-pub fn too_big(arrival: &mut Arrival<'_>, mtu: u32) -> Option<i32> {
-    let (kind, code) = if arrival.packet.is_v4() {
-        (3, 4)
-    } else {
-        (2, 0)
-    };
-    let error = icmp::Error {
-        kind,
-        code,
-        rest: mtu,
-    };
-    icmp::turn_into_error(
-        arrival.ctx,
-        arrival.packet,
-        &mut arrival.scratch.bytes,
-        error,
-    )
-    .ok()?;
+pub fn error(arrival: &mut Arrival<'_>, error: icmp::Error) -> Option<i32> {
+    let quote = &mut arrival.scratch.bytes;
+    icmp::turn_into_error(arrival.ctx, arrival.packet, quote, error).ok()?;
     send_back(arrival)
 }
 

@@ -1,10 +1,10 @@
 //! Packets of no flow: where they go is decided here.
 
 use super::{
-    Arrival, PASS,
+    Arrival,
     client::PacketClient,
     flows::{self, refusal},
-    follow, refuse, route, snat, socket,
+    route, snat, socket,
 };
 use crate::{
     maps::{self, FLOWS, FLOWS_NEW, KernelMaps, Work},
@@ -15,12 +15,13 @@ use proxy_common::{
     decide::{self, BackendRef, Decision, Maps, Refusal, Request, Target},
 };
 
-/// Decides about a packet of no flow.
+/// Decides about a packet of no flow. Whether it begins one, which then is in the
+/// scratch space; if not, it is none of ours.
 #[inline(always)]
-pub fn begin(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+pub fn begin(arrival: &mut Arrival<'_>) -> Result<bool, Refusal> {
     let packet = arrival.packet;
     if !packet.source.is_answerable() {
-        return Ok(PASS);
+        return Ok(false);
     }
     let protocol = if packet.protocol == TCP {
         Protocol::Tcp
@@ -39,51 +40,51 @@ pub fn begin(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
         return stray(arrival, &maps, &request);
     }
     match decide::decide(&maps, &request, BackendRef::NONE) {
-        Decision::NotOurs => Ok(PASS),
+        Decision::NotOurs => Ok(false),
         // A host socket's own port may have a NodePort's number.
         Decision::Forward(_) | Decision::Refuse(_)
             if packet.protocol != TCP && socket::is_connected(arrival.ctx, packet) =>
         {
-            Ok(PASS)
+            Ok(false)
         }
-        Decision::Forward(target) => forward(arrival, &target).map_err(refusal),
-        Decision::Refuse(refusal) => refuse::refuse(arrival, refusal),
+        Decision::Forward(target) => store(arrival, &target).map_err(refusal),
+        Decision::Refuse(refusal) => Err(refusal),
     }
 }
 
 /// A TCP packet in mid-connection.
 #[inline(always)]
-fn stray(arrival: &Arrival<'_>, maps: &impl Maps, request: &Request) -> Result<i32, Refusal> {
+fn stray(arrival: &Arrival<'_>, maps: &impl Maps, request: &Request) -> Result<bool, Refusal> {
     if !decide::is_owned(maps, request) || socket::is_connected(arrival.ctx, arrival.packet) {
-        return Ok(PASS);
+        return Ok(false);
     }
     if maps::device_settings().is_some_and(|settings| settings.take_over != 0) {
-        return Ok(PASS);
+        return Ok(false);
     }
     Err(refusal(DropReason::NoFlow))
 }
 
+/// Stores both halves of a flow to a backend.
 #[inline(always)]
-fn forward(arrival: &mut Arrival<'_>, target: &Target) -> Result<i32, DropReason> {
+fn store(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason> {
+    arrival.forget();
     let local = maps::current_backend(target.backend).is_some_and(|it| it.local != 0);
     prepare(arrival, target, local);
-    if local {
-        flows::derive_other(arrival.scratch);
-        if !store_local(arrival)? {
-            // The client's address stays, its port does not.
-            arrival.scratch.flow.source_port = snat::claim(arrival)?;
-        }
-    } else {
-        let out = route::to(arrival, arrival.packet.source, target.address)?;
+    if !local {
+        let destination = arrival.scratch.flow.destination;
+        let out = route::to(arrival, arrival.packet.source, destination)?;
         arrival.scratch.flow.source = route::source_address(out, arrival.packet.is_v4())?;
-        flows::derive_other(arrival.scratch);
+    }
+    flows::derive_other(arrival.scratch);
+    // A local backend sees the client's own address, and its port if it can be.
+    if !local || !store_local(arrival)? {
         arrival.scratch.flow.source_port = snat::claim(arrival)?;
     }
     let scratch = &mut *arrival.scratch;
     let stored = FLOWS_NEW.insert(&scratch.key, &scratch.flow, flows::NO_EXIST);
     if stored.is_ok() {
         maps::count_opened(target.backend);
-        return follow::forward(arrival);
+        return Ok(true);
     }
     // Another CPU was faster with the same tuple: its flow is the one, and its
     // reply's half may be the one that is there.
@@ -96,8 +97,7 @@ fn forward(arrival: &mut Arrival<'_>, target: &Target) -> Result<i32, DropReason
     {
         let _ = FLOWS_NEW.remove(&scratch.other_key);
     }
-    found.ok_or(DropReason::FlowsFull)?;
-    follow::forward(arrival)
+    found.map(|_| true).ok_or(DropReason::FlowsFull)
 }
 
 /// The request's half, but for the source that a remote backend sees.

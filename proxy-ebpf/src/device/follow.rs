@@ -1,36 +1,44 @@
 //! Packets of flows that are known.
 
 use super::{
-    Arrival, PASS, answer,
+    Arrival, PASS,
     flows::{self, Found, refusal},
     route,
 };
 use crate::{
     maps::{self, FLOWS, FLOWS_NEW},
-    packet::{UDP, decrement_ttl, rewrite},
+    packet::{UDP, rewrite},
 };
 use proxy_common::{
     DropReason,
     decide::{BackendRef, Refusal},
 };
 
-/// A packet of a flow comes in; `None` if it belongs to none, or begins anew.
+/// A packet comes in. Whether it is one of a flow, which then is in the scratch
+/// space, and does not begin anew.
 #[inline(always)]
-pub fn incoming(arrival: &mut Arrival<'_>) -> Option<Result<i32, Refusal>> {
-    let mut found = flows::find(arrival.scratch)?;
+pub fn incoming(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
+    let Some(mut found) = flows::find(arrival.scratch) else {
+        return Ok(false);
+    };
     if arrival.scratch.flow.is_reply() {
         if !arrival.scratch.flow.is_snat() {
             // Replies of local backends leave by egress.
-            return None;
+            return Ok(false);
         }
-        return Some(reply(arrival, &mut found).map_err(refusal));
+        answered(arrival, &mut found)?;
+    } else {
+        if begins_anew(arrival) {
+            flows::derive_other_key(arrival.scratch);
+            flows::remove(arrival.scratch);
+            return Ok(false);
+        }
+        if found.is_new {
+            restore_other(arrival)?;
+        }
     }
-    if begins_anew(arrival) {
-        flows::derive_other_key(arrival.scratch);
-        flows::remove(arrival.scratch);
-        return None;
-    }
-    Some(request(arrival, &found).map_err(refusal))
+    flows::touch(arrival, &found);
+    Ok(true)
 }
 
 /// A packet leaves: the reply of a local backend gets its frontend's address.
@@ -56,16 +64,6 @@ fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason
     route::leave_by(arrival, arrival.scratch.flow.device)
 }
 
-/// From the client to the backend.
-#[inline(always)]
-fn request(arrival: &mut Arrival<'_>, found: &Found) -> Result<i32, DropReason> {
-    if found.is_new {
-        restore_other(arrival)?;
-    }
-    flows::touch(arrival, found);
-    forward(arrival)
-}
-
 /// The other half of a new flow may have been evicted by itself.
 #[inline(always)]
 fn restore_other(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
@@ -82,51 +80,6 @@ fn restore_other(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
         let _ = FLOWS_NEW.remove(key);
     }
     Ok(())
-}
-
-/// Sends a request on its way, as `flow` says.
-#[inline(always)]
-pub fn forward(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
-    let (ctx, packet) = (arrival.ctx, arrival.packet);
-    if !arrival.scratch.flow.is_snat() {
-        rewrite(ctx, packet, &arrival.scratch.flow)?;
-        return Ok(PASS);
-    }
-    let out = route::to(arrival, packet.source, arrival.scratch.flow.destination)?;
-    let too_large = route::exceeds(arrival, out);
-    if let Some(mtu) = too_large
-        && packet.dont_fragment
-    {
-        return too_big(arrival, mtu);
-    }
-    decrement_ttl(ctx, packet)?;
-    rewrite(ctx, packet, &arrival.scratch.flow)?;
-    match too_large {
-        Some(_) => route::leave_by_stack(arrival),
-        None => route::leave_by(arrival, out),
-    }
-}
-
-/// The sender is told, if it asked for that by DF (RFC 1191) or by IPv6.
-#[inline(always)]
-fn too_big(arrival: &mut Arrival<'_>, mtu: u32) -> Result<i32, DropReason> {
-    if maps::may_answer()
-        && let Some(verdict) = answer::too_big(arrival, mtu)
-    {
-        maps::count_refused(refusal(DropReason::TooBig));
-        return Ok(verdict);
-    }
-    Err(DropReason::TooBig)
-}
-
-/// From a remote backend to the client.
-#[inline(always)]
-fn reply(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason> {
-    answered(arrival, found)?;
-    flows::touch(arrival, found);
-    decrement_ttl(arrival.ctx, arrival.packet)?;
-    rewrite(arrival.ctx, arrival.packet, &arrival.scratch.flow)?;
-    route::leave_by(arrival, arrival.scratch.flow.device)
 }
 
 #[inline(always)]

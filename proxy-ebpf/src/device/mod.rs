@@ -11,6 +11,7 @@ mod client;
 mod errors;
 mod flows;
 mod follow;
+mod forward;
 mod fragments;
 mod refuse;
 mod route;
@@ -26,6 +27,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use core::hint::black_box;
+use flows::refusal;
 use proxy_common::{Device, decide::Refusal};
 
 /// Not ours, or translated and the stack's to deliver.
@@ -41,6 +43,15 @@ pub struct Arrival<'a> {
     pub scratch: &'static mut Work,
 }
 
+impl Arrival<'_> {
+    /// Makes the compiler forget what it knows of the packet. Else it goes on with
+    /// one copy of the program for each kind of packet, and the verifier tries all.
+    #[inline(always)]
+    pub fn forget(&mut self) {
+        self.packet = black_box(self.packet);
+    }
+}
+
 /// A packet comes in.
 pub struct Ingress;
 
@@ -50,6 +61,9 @@ pub struct Egress;
 /// What a program does with a packet.
 pub trait Direction {
     fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal>;
+
+    /// Answers a packet that is refused; `None` if it gets no answer.
+    fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32>;
 }
 
 impl Direction for Ingress {
@@ -58,13 +72,16 @@ impl Direction for Ingress {
         if arrival.packet.is_icmp() {
             return errors::incoming(arrival);
         }
-        if let Some(verdict) = follow::incoming(arrival) {
-            return verdict;
+        let is_uplink = arrival.device.role & Device::UPLINK != 0;
+        if follow::incoming(arrival).map_err(refusal)? || (is_uplink && begin::begin(arrival)?) {
+            return forward::forward(arrival).map_err(refusal);
         }
-        if arrival.device.role & Device::UPLINK == 0 {
-            return Ok(PASS);
-        }
-        begin::begin(arrival)
+        Ok(PASS)
+    }
+
+    #[inline(always)]
+    fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32> {
+        refuse::answer(arrival, refusal.reason)
     }
 }
 
@@ -75,6 +92,12 @@ impl Direction for Egress {
             return errors::outgoing(arrival);
         }
         follow::outgoing(arrival)
+    }
+
+    /// The sender is this node's own: it notices by itself.
+    #[inline(always)]
+    fn refuse(_arrival: &mut Arrival<'_>, _refusal: Refusal) -> Option<i32> {
+        None
     }
 }
 
@@ -112,7 +135,7 @@ pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
         Ok(verdict) => verdict,
         Err(refusal) => {
             maps::count_refused(refusal);
-            TC_ACT_SHOT
+            D::refuse(&mut arrival, refusal).unwrap_or(TC_ACT_SHOT)
         }
     }
 }
