@@ -146,19 +146,25 @@ pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision
         Ok(None) => return Decision::NotOurs,
         Err(reason) => return Decision::Refuse(Refusal { reason, service: 0 }),
     };
-    match check_source(maps, &frontend).and_then(|()| choose(maps, &frontend, kept)) {
+    match decide_at(maps, &frontend, kept) {
         Ok(target) => Decision::Forward(target),
-        Err(reason) => Decision::Refuse(Refusal {
-            reason,
-            service: frontend.service,
-        }),
+        Err(refusal) => Decision::Refuse(refusal),
     }
 }
 
-/// Whether a service owns the destination.
+/// The same for a request whose frontend is known.
 #[inline(always)]
-pub fn is_owned(maps: &impl Maps, request: &Request) -> bool {
-    !matches!(find_frontend(maps, request), Ok(None))
+pub fn decide_at(
+    maps: &impl Maps,
+    frontend: &Frontend,
+    kept: BackendRef,
+) -> Result<Target, Refusal> {
+    check_source(maps, frontend)
+        .and_then(|()| choose(maps, frontend, kept))
+        .map_err(|reason| Refusal {
+            reason,
+            service: frontend.service,
+        })
 }
 
 /// The frontend of a request; `None` if no service owns the destination.
@@ -169,7 +175,7 @@ pub fn is_owned(maps: &impl Maps, request: &Request) -> bool {
 /// unassigned address of the service CIDRs is refused, as kube-proxy's nftables mode does
 /// (pkg/proxy/nftables/proxier.go, chain `cluster-ips-check`).
 #[inline(always)]
-fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Frontend>, DropReason> {
+pub fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Frontend>, DropReason> {
     let address = &request.destination;
     // To the kernel, the unspecified address is this host's loopback; in the map
     // it is the NodePorts' key, which nobody may ask for by itself.

@@ -268,6 +268,8 @@ pub struct Work {
     pub flow: Flow,
     /// What packets of the other direction become.
     pub other: Flow,
+    /// The frontend that a packet of no flow asks for.
+    pub frontend: Frontend,
     /// What an ICMP error quotes.
     pub bytes: [u32; QUOTE_WORDS],
     /// Bytes that the way takes, if the packet is too big for it.

@@ -12,7 +12,7 @@ use crate::{
 };
 use proxy_common::{
     DropReason, Flow, Protocol, Scope,
-    decide::{self, BackendRef, Decision, Maps, Refusal, Request, Target},
+    decide::{self, BackendRef, Refusal, Request, Target},
 };
 
 /// Decides about a packet of no flow. Whether it begins one, which then is in the
@@ -35,29 +35,36 @@ pub fn begin(arrival: &mut Arrival<'_>) -> Result<bool, Refusal> {
         scope: Scope::External,
     };
     let maps = KernelMaps(PacketClient(packet));
-    let opens = packet.protocol != TCP || packet.is_first_syn();
-    if !opens {
-        return stray(arrival, &maps, &request);
-    }
-    match decide::decide(&maps, &request, BackendRef::NONE) {
-        Decision::NotOurs => Ok(false),
-        // A host socket's own port may have a NodePort's number.
-        Decision::Forward(_) | Decision::Refuse(_)
-            if packet.protocol != TCP && socket::is_connected(arrival.ctx, packet) =>
-        {
-            Ok(false)
+    let refused = match decide::find_frontend(&maps, &request) {
+        Ok(None) => return Ok(false),
+        Ok(Some(frontend)) => {
+            arrival.scratch.frontend = frontend;
+            None
         }
-        Decision::Forward(target) => store(arrival, &target).map_err(refusal),
-        Decision::Refuse(refusal) => Err(refusal),
-    }
-}
-
-/// A TCP packet in mid-connection.
-#[inline(always)]
-fn stray(arrival: &Arrival<'_>, maps: &impl Maps, request: &Request) -> Result<bool, Refusal> {
-    if !decide::is_owned(maps, request) || socket::is_connected(arrival.ctx, arrival.packet) {
+        Err(reason) => Some(reason),
+    };
+    arrival.forget();
+    let packet = arrival.packet;
+    let maps = KernelMaps(PacketClient(packet));
+    let opens = packet.protocol != TCP || packet.is_first_syn();
+    // A host socket's own port may have a NodePort's number.
+    let may_be_answer = packet.protocol != TCP || !opens;
+    if may_be_answer && socket::is_connected(arrival.ctx, packet) {
         return Ok(false);
     }
+    if !opens {
+        return stray();
+    }
+    if let Some(reason) = refused {
+        return Err(refusal(reason));
+    }
+    let target = decide::decide_at(&maps, &arrival.scratch.frontend, BackendRef::NONE)?;
+    store(arrival, &target).map_err(refusal)
+}
+
+/// A TCP packet in mid-connection to a frontend, of no flow and no socket.
+#[inline(always)]
+fn stray() -> Result<bool, Refusal> {
     if maps::device_settings().is_some_and(|settings| settings.take_over != 0) {
         return Ok(false);
     }

@@ -49,6 +49,8 @@ impl Arrival<'_> {
     #[inline(always)]
     pub fn forget(&mut self) {
         self.packet = black_box(self.packet);
+        // SAFETY: the same reference
+        self.scratch = unsafe { &mut *black_box(&raw mut *self.scratch) };
     }
 }
 
