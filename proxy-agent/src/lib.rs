@@ -13,6 +13,7 @@ mod crash;
 pub mod devices;
 pub mod flows;
 pub mod model;
+mod netlink;
 pub mod observe;
 mod pretend;
 pub mod publish;

@@ -94,15 +94,17 @@ fn devices_are_followed_as_they_come_go_and_come_again() {
         lab.settle()?;
         is_not_served(n1, "lan1")?;
         for _ in 0..3 {
-            // A neighbour's subnet, a default route, neither.
-            host.ip("addr add 198.51.100.1/24 dev lan1\n")?;
+            // A route to a subnet, a default route, neither, an address in a subnet.
+            host.ip("addr add 198.51.100.1/32 dev lan1\nroute add 198.51.100.0/24 dev lan1\n")?;
             lab.within(IN_FORCE, || is_served(n1, "lan1"))?;
             is_shown(n1, "lan1", "return")?;
             host.ip("route add default via 198.51.100.2 dev lan1 metric 500\n")?;
             lab.within(IN_FORCE, || is_shown(n1, "lan1", "uplink"))?;
             is_served(n1, "lan1")?;
             host.ip("link set lan1 down\nlink set lan1 name lan.1\nlink set lan.1 up\n")?;
-            lab.within(IN_FORCE, || is_shown(n1, "lan.1", "return"))?;
+            lab.within(IN_FORCE, || is_not_served(n1, "lan.1"))?;
+            host.ip("addr add 198.51.100.3/24 dev lan.1\n")?;
+            lab.within(IN_FORCE, || is_shown(n1, "lan.1", "uplink"))?;
             is_served(n1, "lan.1")?;
             host.ip("addr flush dev lan.1\n")?;
             lab.within(IN_FORCE, || is_not_served(n1, "lan.1"))?;
@@ -124,7 +126,7 @@ fn an_address_of_the_node_makes_an_uplink_and_its_device_stays_one_across_restar
     story(one_node, |lab| {
         let n1 = lab.node("n1");
         n1.host().ip(
-            "link add lan1 type veth peer name lan1-peer\nlink set lan1 up\nlink set lan1-peer up\naddr add 198.51.100.1/24 dev lan1\n",
+            "link add lan1 type veth peer name lan1-peer\nlink set lan1 up\nlink set lan1-peer up\naddr add 198.51.100.1/32 dev lan1\nroute add 198.51.100.0/24 dev lan1\n",
         )?;
         start(lab)?;
         lab.within(IN_FORCE, || is_shown(n1, "lan1", "return"))?;
@@ -160,6 +162,47 @@ fn names_choose_the_uplinks_and_none_takes_every_program_away() {
         }
         ensure!(shown(n1, "eth0")?.is_none(), "status shows a device");
         Ok(())
+    });
+}
+
+/// Whether the pair of devices is there by which large packets reach the stack,
+/// and the programs know it.
+fn has_slow_path(node: &Node, wanted: bool) -> Result<()> {
+    let mut command = Command::new("ip");
+    command.args(["-br", "link"]).stdout(Stdio::piped());
+    let output = node.host().spawn(command)?.wait_with_output()?;
+    let links = String::from_utf8_lossy(&output.stdout).into_owned();
+    for name in ["fairlead0@fairlead1", "fairlead1@fairlead0"] {
+        ensure!(links.contains(name) == wanted, "links: {links}");
+    }
+    for device in ["fairlead0", "fairlead1"] {
+        is_not_served(node, device)?;
+        ensure!(shown(node, device)?.is_none(), "status shows {device}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_slow_path_stays_across_restarts_is_mended_and_goes_with_the_programs() {
+    story(one_node, |lab| {
+        let n1 = lab.node("n1");
+        start(lab)?;
+        lab.within(IN_FORCE, || has_slow_path(n1, true))?;
+        let settings = n1.dump_map("device_settings")?;
+        n1.kill_agent()?;
+        start(lab)?;
+        lab.within(IN_FORCE, || is_served(n1, "eth0"))?;
+        has_slow_path(n1, true)?;
+        ensure!(n1.dump_map("device_settings")? == settings, "another pair");
+        n1.terminate_agent()?;
+        // As something that cleans up might leave it.
+        n1.host().ip("link del fairlead0\n")?;
+        start(lab)?;
+        lab.within(IN_FORCE, || has_slow_path(n1, true))?;
+        n1.terminate_agent()?;
+        n1.agent_flags(["--devices", "none"]);
+        start(lab)?;
+        lab.within(IN_FORCE, || has_slow_path(n1, false))
     });
 }
 

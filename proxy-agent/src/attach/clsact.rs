@@ -6,21 +6,15 @@
 //! `cls_bpf_change`). Filters of others, and a qdisc that others made or use,
 //! are never touched.
 
+use crate::netlink::request;
 use crate::sys::TcxHook;
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REQUEST, NetlinkHeader, NetlinkMessage,
-    NetlinkPayload,
-};
-use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL};
 use rtnetlink::packet_route::RouteNetlinkMessage;
 use rtnetlink::packet_route::tc::{
     TcAttribute, TcBpfFlags, TcFilterBpf, TcFilterBpfOption, TcHandle, TcMessage, TcOption,
 };
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-
-/// Room for one answer; the kernel sends at most 32 KiB at once.
-const ANSWER_BYTES: usize = 64 * 1024;
 
 const CLSACT: &str = "clsact";
 /// include/uapi/linux/pkt_sched.h: TC_H_CLSACT, and the qdisc's own handle.
@@ -183,40 +177,4 @@ fn ours(message: &TcMessage, hook: TcxHook) -> Option<Filter> {
         handle: message.header.handle,
         info: message.header.info,
     })
-}
-
-/// Sends one request, and collects the answers until the last one.
-fn request(message: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<RouteNetlinkMessage>> {
-    let netlink = Socket::new(NETLINK_ROUTE)?;
-    netlink.connect(&SocketAddr::new(0, 0))?;
-    let mut header = NetlinkHeader::default();
-    header.flags = NLM_F_REQUEST | flags;
-    let mut request = NetlinkMessage::new(header, NetlinkPayload::InnerMessage(message));
-    request.finalize();
-    let mut bytes = vec![0; request.buffer_len()];
-    request.serialize(&mut bytes);
-    netlink.send(&bytes, 0)?;
-    let mut answers = Vec::new();
-    let mut answer = Vec::with_capacity(ANSWER_BYTES);
-    loop {
-        answer.clear();
-        netlink.recv(&mut answer, 0)?;
-        let mut rest = &answer[..];
-        while let Some(length) = rest.first_chunk().map(|it| u32::from_ne_bytes(*it)) {
-            match NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map(|it| it.payload) {
-                Ok(NetlinkPayload::InnerMessage(message)) => answers.push(message),
-                Ok(NetlinkPayload::Done(_)) => return Ok(answers),
-                Ok(NetlinkPayload::Error(error)) => {
-                    return match error.code {
-                        None => Ok(answers),
-                        Some(_) => Err(error.to_io()),
-                    };
-                }
-                // A foreign filter of a kind that is not understood: not ours.
-                Ok(_) | Err(_) => {}
-            }
-            let next = (length as usize).next_multiple_of(4).clamp(1, rest.len());
-            rest = &rest[next..];
-        }
-    }
 }

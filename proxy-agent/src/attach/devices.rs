@@ -1,16 +1,17 @@
 //! The programs on devices, and map `devices` that they read: hooks follow the
 //! choice of devices.
 //!
-//! Each hook's link, or program where the kernel has no links, is pinned as `links/<hook>_<index>_<name>`. A link is found by
-//! its index; the name is for people, and follows when a device is renamed.
+//! Each hook's link, or program where the kernel has no links, is pinned as
+//! `links/<hook>_<index>_<name>`. A link is found by its index; the name is for
+//! people, and follows when a device is renamed.
 
-use super::{clsact, pins};
+use super::{clsact, pins, settings};
 use crate::crash;
-use crate::devices::Chosen;
+use crate::devices::{Chosen, slow_path};
 use crate::sys::{self, TcxHook};
 use anyhow::{Context, Result};
-use aya::maps::{HashMap, MapData};
-use proxy_common::Device;
+use aya::maps::{Array, HashMap, MapData};
+use proxy_common::{Device, DeviceSettings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -42,6 +43,8 @@ pub struct DeviceHooks {
     /// In the order of [`DEVICE_HOOKS`].
     programs: Vec<Program>,
     map: HashMap<MapData, u32, [u8; size_of::<Device>()]>,
+    /// Map `device_settings` beside it.
+    settings: Array<MapData, [u8; size_of::<DeviceSettings>()]>,
     /// Not while other programs and maps are in force.
     in_force: bool,
     way: Way,
@@ -149,6 +152,7 @@ impl DeviceHooks {
                 .collect::<io::Result<_>>()
                 .context("looking at the programs of devices")?,
             map: aya::maps::Map::HashMap(map).try_into()?,
+            settings: settings::element(directory, "device_settings")?,
             in_force: false,
             way,
         })
@@ -174,6 +178,7 @@ impl DeviceHooks {
         complete: bool,
     ) -> Result<Vec<anyhow::Error>> {
         let mut failures = Vec::new();
+        failures.extend(self.follow_slow_path(!wanted.is_empty(), complete).err());
         // Before its program runs, which asks for its own device.
         for (&index, chosen) in wanted {
             self.write(index, &chosen.device)?;
@@ -197,6 +202,34 @@ impl DeviceHooks {
             self.forget_others(wanted)?;
         }
         Ok(failures)
+    }
+
+    /// The slow path is there as long as programs may need it, and they know it.
+    fn follow_slow_path(&mut self, wanted: bool, complete: bool) -> Result<()> {
+        if wanted {
+            let outcome = slow_path::put_up().context("large packets that may be fragmented drop");
+            let near_end = outcome.as_ref().map_or(0, |index| *index);
+            return self.write_slow_path(near_end).and(outcome.map(drop));
+        }
+        if complete {
+            self.write_slow_path(0)?;
+            slow_path::remove()?;
+        }
+        Ok(())
+    }
+
+    fn write_slow_path(&mut self, index: u32) -> Result<()> {
+        let bytes = self.settings.get(&0, 0);
+        let bytes = bytes.context("reading map device_settings")?;
+        let mut settings: DeviceSettings = zerocopy::transmute!(bytes);
+        if settings.slow_path == index {
+            return Ok(());
+        }
+        settings.slow_path = index;
+        let bytes: [u8; size_of::<DeviceSettings>()] = zerocopy::transmute!(settings);
+        crash::point();
+        let written = self.settings.set(0, bytes, 0);
+        written.context("writing map device_settings")
     }
 
     fn write(&mut self, index: u32, device: &Device) -> Result<()> {

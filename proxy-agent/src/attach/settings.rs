@@ -114,7 +114,7 @@ pub fn update_device_settings(
     Ok(settings)
 }
 
-fn element<V: aya::Pod>(pin_dir: &Path, map: &str) -> Result<Array<MapData, V>> {
+pub(super) fn element<V: aya::Pod>(pin_dir: &Path, map: &str) -> Result<Array<MapData, V>> {
     let data =
         MapData::from_pin(pin_dir.join(map)).with_context(|| format!("opening map {map}"))?;
     Ok(aya::maps::Map::Array(data).try_into()?)

@@ -4,6 +4,7 @@
 //! drop (ENOBUFS) costs nothing but the next one; a slow re-read covers even that.
 
 use super::network::{Link, LinkKind, LocalAddress, Network, Reach, Route};
+use super::slow_path;
 use futures::{FutureExt, Stream, StreamExt};
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::address::{
@@ -85,6 +86,7 @@ async fn dump(handle: &Handle) -> io::Result<Network> {
         })
         .await?;
     }
+    network.forget(&slow_path::DEVICES);
     Ok(network)
 }
 
@@ -133,6 +135,17 @@ fn kind(info: &[LinkInfo]) -> LinkKind {
         Some(InfoKind::Dummy | InfoKind::Vrf) => LinkKind::Internal,
         Some(InfoKind::Veth | InfoKind::Netkit | InfoKind::Tun) => LinkKind::Pair,
         Some(InfoKind::Bridge) => LinkKind::Bridge,
+        Some(
+            InfoKind::Vxlan
+            | InfoKind::Geneve
+            | InfoKind::IpIp
+            | InfoKind::Ip6Tnl
+            | InfoKind::SitTun
+            | InfoKind::GreTun
+            | InfoKind::GreTun6
+            | InfoKind::GreTap
+            | InfoKind::GreTap6,
+        ) => LinkKind::Tunnel,
         _ => LinkKind::Other,
     }
 }

@@ -41,7 +41,9 @@ pub enum LinkKind {
     Pair,
     /// A bridge leads where its ports lead.
     Bridge,
-    /// Hardware, VLAN, bond, tunnel and so on.
+    /// An overlay's: leads to other nodes.
+    Tunnel,
+    /// Hardware, VLAN, bond and so on.
     Other,
 }
 
@@ -84,6 +86,15 @@ pub enum Reach {
 }
 
 impl Network {
+    /// Forgets devices of these names.
+    pub fn forget(&mut self, names: &[&str]) {
+        self.links
+            .retain(|_, link| !names.contains(&link.name.as_str()));
+        let links = &self.links;
+        self.addresses.retain(|it| links.contains_key(&it.device));
+        self.routes.retain(|it| links.contains_key(&it.device));
+    }
+
     /// Every address of this node, once and in order.
     pub fn ips(&self) -> Vec<IpAddr> {
         let ips: BTreeSet<IpAddr> = self.addresses.iter().map(|it| it.ip).collect();

@@ -8,7 +8,8 @@ const NAME_MAX: usize = 15;
 /// Which devices are uplinks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum UplinkNames {
-    /// Those of the default routes, and those with an InternalIP of the Node.
+    /// Those of the default routes, with an InternalIP of the Node, or with an
+    /// address in a subnet that may have clients.
     #[default]
     Found,
     /// Those whose name matches one of these patterns; `*` stands for any text.

@@ -28,9 +28,10 @@ pub struct Selection {
 /// InternalIPs.
 ///
 /// An uplink is named by the operator, or has a default route of any table, or
-/// one of the Node's addresses. A return device is any other one by which a
-/// remote backend could be reached: with a route through a gateway or to a
-/// subnet, except a bridge with nothing but pods behind it.
+/// one of the Node's addresses, or an address in a subnet of its own: clients may
+/// be there, although the Node does not tell that address. A return device is any
+/// other one by which a remote backend could be reached: with a route through a
+/// gateway or to a subnet. Neither is a bridge with nothing but pods behind it.
 pub fn select(network: &Network, node: &[IpAddr], names: &UplinkNames) -> Selection {
     let mut selection = Selection::default();
     if *names == UplinkNames::None {
@@ -81,11 +82,12 @@ fn role(
     }
     let is_uplink = match names {
         UplinkNames::Found => {
-            let mut addresses = network.addresses.iter();
+            let own = || network.addresses.iter().filter(|it| it.device == index);
             network
                 .routes_by(index)
                 .any(|it| it.reach == Reach::Default)
-                || addresses.any(|it| it.device == index && node.contains(&it.ip))
+                || own().any(|it| node.contains(&it.ip))
+                || leads_to_neighbours(network, index, link) && own().any(is_in_subnet)
         }
         UplinkNames::Patterns(patterns) => patterns.iter().any(|it| matches(it, &link.name)),
         UplinkNames::None => false,
@@ -97,11 +99,28 @@ fn role(
     }
 }
 
+fn is_in_subnet(address: &LocalAddress) -> bool {
+    let whole = if address.ip.is_ipv4() { 32 } else { 128 };
+    address.preferred && address.prefix_length < whole
+}
+
+/// Whether hosts that are no nodes may be neighbours there. Behind a tunnel are
+/// nodes, and pods behind their bridge.
+fn leads_to_neighbours(network: &Network, index: u32, link: &Link) -> bool {
+    link.kind != LinkKind::Tunnel
+        && !is_local_bridge(network, index, link)
+        && network.upper(link).is_none()
+}
+
+fn is_local_bridge(network: &Network, index: u32, link: &Link) -> bool {
+    let mut ports = network.ports_of(index);
+    link.kind == LinkKind::Bridge && ports.all(|it| it.kind == LinkKind::Pair)
+}
+
 /// Whether routes by the device may lead to other nodes' pods. A port of another
 /// device has none of its own.
 fn leads_to_nodes(network: &Network, index: u32, link: &Link) -> bool {
-    let is_local_bridge = link.kind == LinkKind::Bridge
-        && network.ports_of(index).all(|it| it.kind == LinkKind::Pair);
+    let is_local_bridge = is_local_bridge(network, index, link);
     network.upper(link).is_none()
         && network.routes_by(index).any(|route| match route.reach {
             Reach::Default | Reach::Gateway => true,

@@ -7,7 +7,7 @@ use super::{
 use proxy_common::{Address, Device};
 use std::net::IpAddr;
 
-use LinkKind::{Bridge, Internal, Other, Pair};
+use LinkKind::{Bridge, Internal, Other, Pair, Tunnel};
 use Reach::{Default as Everywhere, Gateway, Host, Subnet};
 
 const ETH0: u32 = 2;
@@ -144,26 +144,51 @@ fn devices_are_found_by_routes_and_addresses() {
             usual()
                 .link(3, "eth1", Other)
                 .route(3, Subnet)
-                .link(4, "flannel.1", Other)
+                .address(3, "10.50.0.11/24")
+                .link(4, "flannel.1", Tunnel)
                 .route(4, Gateway)
-                .link(5, "tunl0", Other)
-                .route(5, Host),
-            "eth0 uplink, eth1 return, flannel.1 return, tunl0 return",
+                .link(5, "tunl0", Tunnel)
+                .route(5, Host)
+                .link(6, "vxlan7", Tunnel)
+                .route(6, Subnet)
+                .address(6, "10.70.0.11/24"),
+            "eth0 uplink, eth1 uplink, flannel.1 return, tunl0 return, vxlan7 return",
         ),
         (
             "a second LAN of a nested node",
-            usual().link(3, "eth1", Pair).route(3, Subnet),
+            usual()
+                .link(3, "eth1", Pair)
+                .route(3, Subnet)
+                .address(3, "2001:db8:50::11/64"),
+            "eth0 uplink, eth1 uplink",
+        ),
+        (
+            "a subnet without an address there",
+            usual().link(3, "eth1", Other).route(3, Subnet),
             "eth0 uplink, eth1 return",
+        ),
+        (
+            "addresses of a pod's veth, of VIPs and link-local ones",
+            usual()
+                .link(3, "cali1", Pair)
+                .route(3, Host)
+                .address(3, "169.254.1.1/32")
+                .address(3, "fe80::1/64")
+                .link(4, "eth1", Other)
+                .address(4, "198.51.100.7/32"),
+            "eth0 uplink",
         ),
         (
             "bridges of pods and of nobody",
             usual()
                 .link(3, "cni0", Bridge)
                 .route(3, Subnet)
+                .address(3, "10.244.1.1/24")
                 .link(4, "veth1", Pair)
                 .port_of(4, 3)
                 .link(5, "docker0", Bridge)
-                .route(5, Subnet),
+                .route(5, Subnet)
+                .address(5, "172.17.0.1/16"),
             "eth0 uplink",
         ),
         (
@@ -171,9 +196,10 @@ fn devices_are_found_by_routes_and_addresses() {
             usual()
                 .link(3, "br1", Bridge)
                 .route(3, Subnet)
+                .address(3, "10.50.0.11/24")
                 .link(4, "eth1", Other)
                 .port_of(4, 3),
-            "eth0 uplink, br1 return",
+            "eth0 uplink, br1 uplink",
         ),
         (
             "a bridge with a gateway behind it",
@@ -211,6 +237,16 @@ fn devices_are_found_by_routes_and_addresses() {
     ] {
         assert_eq!(network.roles(&UplinkNames::Found), wanted, "{what}");
     }
+}
+
+#[test]
+fn devices_of_our_own_are_forgotten_with_their_addresses_and_routes() {
+    let mut network = Network::usual()
+        .link(7, "fairlead1", Pair)
+        .address(7, "192.0.0.8/32")
+        .route(7, Subnet);
+    network.forget(&["fairlead0", "fairlead1"]);
+    assert_eq!(network, Network::usual());
 }
 
 #[test]

@@ -20,6 +20,8 @@ const SUCCESS: i64 = 0;
 const NO_NEIGHBOUR: i64 = 7;
 
 const ETHERNET_HEADER: u32 = 14;
+const ETHERTYPE_OFFSET: usize = 12;
+const ETHERTYPE_IPV4: u16 = 0x0800;
 
 /// `struct bpf_fib_lookup`, include/uapi/linux/bpf.h.
 #[repr(C)]
@@ -90,7 +92,7 @@ pub fn leave_by(arrival: &Arrival<'_>, index: u32) -> Result<i32, DropReason> {
     Ok(unsafe { bpf_redirect_neigh(index, core::ptr::null_mut(), 0, 0) } as i32)
 }
 
-/// Hands the packet to the stack, which routes and fragments it. It comes in by a
+/// Hands an IPv4 packet to the stack, which routes and fragments it. It comes in by a
 /// device that takes packets from addresses of this node.
 #[inline(always)]
 pub fn leave_by_stack(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
@@ -99,9 +101,10 @@ pub fn leave_by_stack(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
         return Err(DropReason::TooBig);
     }
     link_header(arrival)?;
-    if packet::set_receiver(arrival.ctx, DeviceSettings::SLOW_PATH_MAC).is_err() {
-        return Err(DropReason::RewriteFailed);
-    }
+    // The type of a header that was just made is still empty; IPv6 never comes here.
+    packet::set_receiver(arrival.ctx, DeviceSettings::SLOW_PATH_MAC)
+        .and_then(|()| arrival.ctx.store(ETHERTYPE_OFFSET, &ETHERTYPE_IPV4.to_be(), 0))
+        .map_err(|_| DropReason::RewriteFailed)?;
     // SAFETY: takes numbers.
     Ok(unsafe { bpf_redirect(slow_path, 0) } as i32)
 }
