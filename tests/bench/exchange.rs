@@ -10,8 +10,10 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, connect, setsockopt, socket, sockopt,
 };
 use serde::{Deserialize, Serialize};
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,9 @@ pub(crate) enum Exchange {
     UdpRequest,
     /// The same by sendto() and recvfrom().
     UdpUnconnected,
+    /// One datagram that nobody answers, from a port that has sent none to this
+    /// target yet: each is a new flow.
+    UdpFlow,
 }
 
 /// Time per exchange of one batch.
@@ -50,6 +55,8 @@ pub(crate) const BLOCK: usize = 65_536;
 const WARM_UP: u32 = 32;
 /// Where the servers listen.
 pub(crate) const PORT: u16 = 8080;
+/// The first port that new flows come from.
+const PORT_MIN: u16 = 1024;
 /// Nothing may take that long; a lost datagram must not hang the bench.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -57,6 +64,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) struct Servers {
     tcp: [TcpListener; 2],
     udp: [UdpSocket; 2],
+    /// By target, the port that the last [`Exchange::UdpFlow`] came from.
+    flow_ports: RefCell<HashMap<SocketAddr, u16>>,
 }
 
 impl Servers {
@@ -73,6 +82,7 @@ impl Servers {
         Ok(Self {
             tcp: [tcp(v4)?, tcp(v6)?],
             udp: [udp(v4)?, udp(v6)?],
+            flow_ports: RefCell::default(),
         })
     }
 
@@ -144,6 +154,14 @@ impl Servers {
                     whole_ns,
                 })
             }
+            Exchange::UdpFlow => {
+                let target = targets.next().context("no target")?;
+                let whole_ns = per(self.udp_flows(target, count)?);
+                Ok(Sample {
+                    call_ns: whole_ns,
+                    whole_ns,
+                })
+            }
         }
     }
 
@@ -175,12 +193,7 @@ impl Servers {
     }
 
     fn udp_exchanges(&self, target: SocketAddr, connected: bool, count: u32) -> Result<Duration> {
-        let any = if target.is_ipv4() {
-            SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
-        } else {
-            SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
-        };
-        let client = UdpSocket::bind(any).context("bind")?;
+        let client = UdpSocket::bind((any(target), 0)).context("bind")?;
         client.set_read_timeout(Some(PATIENCE))?;
         if connected {
             client
@@ -216,6 +229,36 @@ impl Servers {
             once()?;
         }
         Ok(start.elapsed())
+    }
+
+    /// The time from sendto() to recvfrom().
+    fn udp_flows(&self, target: SocketAddr, count: u32) -> Result<Duration> {
+        let server = self.udp(target);
+        let mut ports = self.flow_ports.borrow_mut();
+        let port = ports.entry(target).or_default();
+        let mut data = [0x5a_u8; MESSAGE];
+        let mut took = Duration::ZERO;
+        for _ in 0..count {
+            *port = port.checked_add(1).map_or(PORT_MIN, |it| it.max(PORT_MIN));
+            let client = UdpSocket::bind((any(target), *port))
+                .with_context(|| format!("bind port {port}"))?;
+            let start = Instant::now();
+            client.send_to(&data, target)?;
+            server
+                .recv_from(&mut data)
+                .with_context(|| format!("the server's receive of a flow from port {port}"))?;
+            took += start.elapsed();
+        }
+        Ok(took)
+    }
+}
+
+/// The unspecified address of the target's family.
+fn any(target: SocketAddr) -> IpAddr {
+    if target.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        Ipv6Addr::UNSPECIFIED.into()
     }
 }
 

@@ -1,8 +1,12 @@
-//! `bench [--filter ROW] [--quick] [--json FILE]`: measures what the design
+//! `bench [--filter ROW] [--quick] [--full] [--json FILE]`: measures what the design
 //! promises, each figure against a baseline of the same run. `cargo xtask
 //! bench` builds everything and calls it.
 
+mod api_server;
 mod exchange;
+mod kube_proxy;
+mod maglev;
+mod north_south;
 mod pinned;
 mod programming;
 mod programs;
@@ -24,6 +28,8 @@ struct Options {
     filters: Vec<String>,
     /// Fewer samples: to see that it works.
     quick: bool,
+    /// kube-proxy with as many Services as Fairlead.
+    full: bool,
     json: Option<PathBuf>,
 }
 
@@ -49,18 +55,21 @@ fn main() -> Result<ExitCode> {
         let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
         match &*arg {
             "worker" => {
-                worker::work(&value()?, &value()?)?;
+                worker::work(&value()?, &args.collect::<Vec<_>>())?;
                 return Ok(ExitCode::SUCCESS);
             }
             "--filter" => options.filters.push(value()?),
             "--json" => options.json = Some(value()?.into()),
             "--quick" => options.quick = true,
-            _ => bail!("usage: bench [--filter ROW]… [--quick] [--json FILE]"),
+            "--full" => options.full = true,
+            _ => bail!("usage: bench [--filter ROW]… [--quick] [--full] [--json FILE]"),
         }
     }
     ahead_of_others();
     let mut report = Report::new(options.quick);
     sockets::run(&options, &mut report)?;
+    north_south::run(&options, &mut report)?;
+    maglev::run(&options, &mut report)?;
     programming::one_more(&options, &mut report)?;
     programming::first(&options, &mut report)?;
     Ok(if report.conclude(options.json.as_deref())? {

@@ -28,7 +28,7 @@ pub(crate) fn one_more(options: &Options, report: &mut Report) -> Result<()> {
     if !options.wants("one-more") {
         return Ok(());
     }
-    let scenery = Scenery::new(&["--log", "info,proxy_agent::agent=debug"])?;
+    let scenery = Scenery::new(&["--log", "info,proxy_agent::agent=debug"], false)?;
     let lab = &scenery.lab;
     let node = lab.node("n1");
     let scaled = service("scaled").cluster_ip("10.96.0.11");

@@ -34,7 +34,20 @@ pub(crate) struct Hook {
     program: u64,
 }
 
-/// The agent's programs.
+impl Hook {
+    pub(crate) fn new(name: &str, program: u32) -> Self {
+        Self {
+            name: name.to_owned(),
+            program: program.into(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The agent's programs for sockets.
 pub(crate) fn hooks(node: &Node) -> Result<Vec<Hook>> {
     let status: Value = serde_json::from_str(&node.fairlead(&["status", "-o", "json"])?)?;
     let hooks = status["hooks"].as_array().context("status has no hooks")?;
@@ -68,14 +81,19 @@ pub(crate) fn run_times(hooks: &[Hook]) -> Result<RunTimes> {
 
 /// The mean run time of the programs that ran often between two readings.
 pub(crate) fn means(before: &RunTimes, after: &RunTimes) -> Vec<(String, f64)> {
-    let pairs = before.iter().zip(after);
-    pairs
-        .filter_map(|((name, ns_before, runs_before), (_, ns, runs))| {
-            let runs = runs.checked_sub(*runs_before).filter(|&runs| runs > 1000)?;
-            Some((
-                name.clone(),
-                ns.checked_sub(*ns_before)? as f64 / runs as f64,
-            ))
-        })
+    let names = before.iter().map(|(name, ..)| name.clone());
+    let means = names.zip(each_mean(before, after));
+    means
+        .filter_map(|(name, mean)| Some((name, mean?)))
         .collect()
+}
+
+/// Of each program the mean run time between two readings, if it ran often.
+pub(crate) fn each_mean(before: &RunTimes, after: &RunTimes) -> Vec<Option<f64>> {
+    let mean = |(before, after): (&(String, u64, u64), &(String, u64, u64))| {
+        let ((_, ns_before, runs_before), (_, ns, runs)) = (before, after);
+        let runs = runs.checked_sub(*runs_before).filter(|&runs| runs > 1000)?;
+        Some(ns.checked_sub(*ns_before)? as f64 / runs as f64)
+    };
+    before.iter().zip(after).map(mean).collect()
 }

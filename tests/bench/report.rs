@@ -97,6 +97,8 @@ pub(crate) struct Row {
     unit: &'static str,
     baseline: Option<Spread>,
     fairlead: Option<Spread>,
+    /// Where kube-proxy was measured in the same rounds.
+    kube_proxy: Option<Spread>,
     judged: Figure,
     samples: usize,
     bound: Option<Bound>,
@@ -120,11 +122,18 @@ impl Row {
             unit,
             baseline: Some(baseline),
             fairlead: Some(fairlead),
+            kube_proxy: None,
             samples: judged.samples,
             verdict: Verdict::of(&figure, bound),
             judged: figure,
             bound,
         }
+    }
+
+    /// With what kube-proxy took in the same rounds.
+    pub(crate) fn beside(mut self, kube_proxy: Option<Spread>) -> Self {
+        self.kube_proxy = kube_proxy;
+        self
     }
 
     /// A median by itself.
@@ -136,6 +145,25 @@ impl Row {
         bound: Option<Bound>,
     ) -> Self {
         Self::of(name, what, unit, Figure::median(spread), spread, bound)
+    }
+
+    /// A mean of things that are counted, not timed: it is exact.
+    pub(crate) fn mean(
+        name: &str,
+        what: &str,
+        unit: &'static str,
+        values: &[f64],
+        bound: Bound,
+    ) -> Self {
+        let spread = Spread::of(values.to_vec());
+        let mean = values.iter().sum::<f64>() / values.len() as f64;
+        let judged = Figure {
+            value: mean,
+            from: mean,
+            to: mean,
+            ..Figure::median(&spread)
+        };
+        Self::of(name, what, unit, judged, &spread, Some(bound))
     }
 
     /// A 99th percentile.
@@ -163,6 +191,7 @@ impl Row {
             unit,
             baseline: None,
             fairlead: None,
+            kube_proxy: None,
             judged,
             samples: spread.samples,
             bound,
@@ -170,7 +199,7 @@ impl Row {
         }
     }
 
-    fn cells(&self) -> [String; 7] {
+    fn cells(&self) -> [String; 8] {
         let median = |spread: &Option<Spread>| {
             let cell = |it: &Spread| number(it.median);
             spread.as_ref().map_or_else(String::new, cell)
@@ -189,6 +218,7 @@ impl Row {
             self.what.clone(),
             median(&self.baseline),
             median(&self.fairlead),
+            median(&self.kube_proxy),
             format!("{} {}", number(self.judged.value), self.unit),
             spread,
             bound,
@@ -253,7 +283,7 @@ impl Report {
 
     /// Adds a row and shows it, since the next one may take long.
     pub(crate) fn add(&mut self, row: Row) {
-        let [what, _, _, value, spread, bound, verdict] = row.cells();
+        let [what, _, _, _, value, spread, bound, verdict] = row.cells();
         eprintln!("bench:   {what}: {value} ({spread}) {bound} {verdict}");
         self.rows.push(row);
     }
@@ -294,6 +324,7 @@ impl Report {
             "",
             "baseline",
             "Fairlead",
+            "kube-proxy",
             "judged",
             "p25 … p75",
             "bound",

@@ -14,8 +14,16 @@ use std::time::Duration;
 use crate::exchange::PORT;
 use crate::worker::Worker;
 
-/// The ClusterIPs of the Service that is measured; its endpoint is the server pod.
-const MEASURED: [&str; 2] = ["10.96.0.10:80", "[fd00:96::10]:80"];
+/// The Service that is measured; its endpoint is the server pod.
+const MEASURED: Measured = Measured {
+    name: "measured",
+    octet: 10,
+};
+/// The same on kube-proxy's node.
+const OTHER: Measured = Measured {
+    name: "other",
+    octet: 12,
+};
 /// Objects of one manifest file. Few, so that what parsing leaves in the
 /// agent's heap is small beside the objects.
 const SERVICES_PER_FILE: usize = 250;
@@ -152,11 +160,61 @@ pub(crate) fn draft(lab: &Lab) -> PathBuf {
     temp.join("bench-draft")
 }
 
-/// A node with an agent, and two pods with a worker between them.
+/// A Service that is measured.
+#[derive(Clone, Copy)]
+pub(crate) struct Measured {
+    pub(crate) name: &'static str,
+    /// Last octet of its ClusterIPs.
+    pub(crate) octet: u8,
+}
+
+impl Measured {
+    /// Its frontends, IPv4 and IPv6.
+    fn cluster_ips(self) -> Result<[SocketAddr; 2]> {
+        let octet = self.octet;
+        let [v4, v6] = [format!("10.96.0.{octet}"), format!("fd00:96::{octet}")];
+        Ok([
+            SocketAddr::new(v4.parse()?, 80),
+            SocketAddr::new(v6.parse()?, 80),
+        ])
+    }
+
+    /// Writes it with its only endpoint, on a NodePort too if there is one.
+    pub(crate) fn apply(self, lab: &Lab, server: &Peer, node_port: Option<u16>) -> Result<()> {
+        let Self { name, .. } = self;
+        let [v4, v6] = self.cluster_ips()?.map(|it| it.ip().to_string());
+        let mut measured = service(name).cluster_ip(&v4).cluster_ip(&v6);
+        measured = measured.port("tcp", 80, PORT);
+        if let Some(port) = node_port {
+            measured = measured.node_port(port);
+        }
+        measured = measured.udp_port("udp", 80, PORT);
+        if let Some(port) = node_port {
+            measured = measured.node_port(port);
+        }
+        lab.apply(&measured)?;
+        let slices = [
+            slice(&format!("{name}-v4"), name),
+            slice(&format!("{name}-v6"), name).v6(),
+        ];
+        for slice in slices {
+            let slice = slice.port("tcp", PORT).udp_port("udp", PORT);
+            lab.apply(&slice.ready_endpoints([server]))?;
+        }
+        Ok(())
+    }
+}
+
+/// Where the pod answers, IPv4 and IPv6.
+pub(crate) fn endpoints(server: &Peer) -> [SocketAddr; 2] {
+    [server.v4().into(), server.v6().into()].map(|ip: IpAddr| SocketAddr::new(ip, PORT))
+}
+
+/// A node with an agent, and two pods with a worker between them. Another node
+/// beside it has the same for kube-proxy, if it is wanted.
 pub(crate) struct Scenery {
     pub(crate) lab: Lab,
-    _client: Peer,
-    _server: Peer,
+    _pods: Vec<[Peer; 2]>,
     pub(crate) worker: Worker,
     /// Where Fairlead serves.
     pub(crate) served: PathBuf,
@@ -164,47 +222,38 @@ pub(crate) struct Scenery {
     pub(crate) outside: PathBuf,
     /// The measured Service, IPv4 and IPv6.
     pub(crate) service: [SocketAddr; 2],
-    /// Its only endpoint.
+    /// The one on kube-proxy's node.
+    pub(crate) other_service: [SocketAddr; 2],
+    /// The measured Service's only endpoint.
     pub(crate) endpoint: [SocketAddr; 2],
 }
 
 impl Scenery {
-    /// Builds it, with the measured Service alone.
-    pub(crate) fn new(flags: &[&str]) -> Result<Self> {
-        let lab = Lab::new(1)?;
-        let node = lab.node("n1");
-        let (client, server) = (node.pod("client")?, node.pod("server")?);
-        for peer in [&client, &server] {
-            peer.sysctl("net/ipv6/bindv6only", "1")?;
+    /// Builds it, with the measured Services alone. No kube-proxy runs yet.
+    pub(crate) fn new(flags: &[&str], beside_kube_proxy: bool) -> Result<Self> {
+        let nodes = if beside_kube_proxy { 2 } else { 1 };
+        let lab = Lab::new(nodes)?;
+        let mut pods = Vec::new();
+        for (node, measured) in lab.nodes().iter().zip([MEASURED, OTHER]) {
+            let pod = |role: &str| node.pod(&format!("{role}-{}", node.name()));
+            let pair = [pod("client")?, pod("server")?];
+            for peer in &pair {
+                peer.sysctl("net/ipv6/bindv6only", "1")?;
+            }
+            measured.apply(&lab, &pair[1], None)?;
+            pods.push(pair);
         }
         let outside = lab.traces()[0].join("outside/bench");
-        let worker = Worker::start(&client, &server, &outside)?;
-        let measured = service("measured")
-            .cluster_ip("10.96.0.10")
-            .cluster_ip("fd00:96::10")
-            .port("tcp", 80, PORT)
-            .udp_port("udp", 80, PORT);
-        lab.apply(&measured)?;
-        for (name, v6) in [("measured-v4", false), ("measured-v6", true)] {
-            let slice = slice(name, "measured");
-            let slice = if v6 { slice.v6() } else { slice };
-            let slice = slice.port("tcp", PORT).udp_port("udp", PORT);
-            lab.apply(&slice.ready_endpoints([&server]))?;
-        }
-        let cidrs = ["--service-cidrs", lab::SERVICE_CIDRS];
-        lab.agent_flags(cidrs.into_iter().chain(flags.iter().copied()));
-        lab.start_agents()?;
-        let [v4, v6] = MEASURED;
+        let ends: Vec<[&Peer; 2]> = pods.iter().map(|pair| pair.each_ref()).collect();
+        let worker = Worker::start(&ends, &outside)?;
+        start_agent(&lab, flags)?;
         Ok(Self {
-            served: node.cgroup().join("pods/client"),
+            served: lab.node("n1").cgroup().join("pods/client-n1"),
             outside,
-            service: [v4.parse()?, v6.parse()?],
-            endpoint: [
-                SocketAddr::new(server.v4().into(), PORT),
-                SocketAddr::new(server.v6().into(), PORT),
-            ],
-            _client: client,
-            _server: server,
+            service: MEASURED.cluster_ips()?,
+            other_service: OTHER.cluster_ips()?,
+            endpoint: endpoints(&pods[0][1]),
+            _pods: pods,
             worker,
             lab,
         })
@@ -212,18 +261,33 @@ impl Scenery {
 
     /// Adds Services to the running agent.
     pub(crate) fn add(&self, crowd: &Crowd) -> Result<()> {
-        crowd.write(&self.lab)?;
-        let node = self.lab.node("n1");
-        eventually(Duration::from_secs(120), || {
-            let entries = metric(node, "fairlead_map_entries{map=\"backends\"}")?;
-            ensure!(
-                entries >= crowd.endpoints() as f64,
-                "map backends has {entries} elements"
-            );
-            Ok(())
-        })?;
-        self.lab.settle()
+        add(&self.lab, crowd)
     }
+}
+
+/// Starts the agent of n1, and waits until it serves.
+pub(crate) fn start_agent(lab: &Lab, flags: &[&str]) -> Result<()> {
+    let node = lab.node("n1");
+    let cidrs = ["--service-cidrs", lab::SERVICE_CIDRS];
+    node.agent_flags(cidrs.into_iter().chain(flags.iter().copied()));
+    node.start_agent()?;
+    node.wait_healthy()?;
+    lab.settle()
+}
+
+/// Adds Services to the running agent of n1.
+pub(crate) fn add(lab: &Lab, crowd: &Crowd) -> Result<()> {
+    crowd.write(lab)?;
+    let node = lab.node("n1");
+    eventually(Duration::from_secs(120), || {
+        let entries = metric(node, "fairlead_map_entries{map=\"backends\"}")?;
+        ensure!(
+            entries >= crowd.endpoints() as f64,
+            "map backends has {entries} elements"
+        );
+        Ok(())
+    })?;
+    lab.settle()
 }
 
 /// A node whose agent does not run yet, with these Services to find.

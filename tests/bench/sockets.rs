@@ -4,8 +4,8 @@ use crate::exchange::{BLOCK, Exchange, Sample};
 use crate::report::{Bound, Report, Row};
 use crate::scenery::{Crowd, Scenery};
 use crate::stats::Spread;
-use crate::worker::{Comparison, Samples, Side};
-use crate::{Options, programs};
+use crate::worker::{Samples, Side};
+use crate::{Options, kube_proxy, programs};
 use anyhow::Result;
 use std::net::SocketAddr;
 
@@ -34,15 +34,26 @@ pub(crate) fn run(options: &Options, report: &mut Report) -> Result<()> {
     ]) {
         return Ok(());
     }
-    let mut scenery = Scenery::new(&[])?;
+    let compared = ["connect", "requests", "bytes", "unconnected"];
+    let program = kube_proxy::program().filter(|_| options.wants_any(&compared));
+    let mut scenery = Scenery::new(&[], program.is_some())?;
     for (services, endpoints) in [FEW, CROWD] {
         let crowd = Crowd::even(services, endpoints);
         scenery.add(&crowd)?;
+        let kube_proxy = match &program {
+            Some(program) if options.full || services == FEW.0 => {
+                let node = scenery.lab.node("n2");
+                kube_proxy::program_rules(program, &scenery.lab, node, report)?;
+                true
+            }
+            _ => false,
+        };
         let mut stage = Stage {
             options,
             report,
             scenery: &mut scenery,
             services,
+            kube_proxy,
         };
         stage.connects()?;
         stage.others()?;
@@ -64,6 +75,15 @@ struct Stage<'a> {
     report: &'a mut Report,
     scenery: &'a mut Scenery,
     services: usize,
+    /// Whether kube-proxy serves so many on the other node.
+    kube_proxy: bool,
+}
+
+/// What a comparison of two sides gave.
+struct Compared {
+    pairs: Samples<2>,
+    /// What kube-proxy took in the same rounds, if it runs.
+    kube_proxy: Option<Vec<Sample>>,
 }
 
 impl Stage<'_> {
@@ -75,11 +95,7 @@ impl Stage<'_> {
                 if !self.options.wants(&row) {
                     continue;
                 }
-                let sides = [
-                    self.at(self.scenery.endpoint[family]),
-                    self.at(self.scenery.service[family]),
-                ];
-                let samples = self.compare(exchange, sides, 100)?;
+                let samples = self.through_service(exchange, family, 100)?;
                 self.add_microseconds(&row, &samples, CONNECT_US);
             }
         }
@@ -114,6 +130,7 @@ impl Stage<'_> {
             crowd.frontends().collect(),
         ]
         .map(|targets| Side {
+            ends: 0,
             cgroup: self.scenery.served.clone(),
             targets,
         });
@@ -135,11 +152,7 @@ impl Stage<'_> {
                 if !self.options.wants(&row) {
                     continue;
                 }
-                let sides = [
-                    self.at(self.scenery.endpoint[family]),
-                    self.at(self.scenery.service[family]),
-                ];
-                let samples = self.compare(exchange, sides, batch)?;
+                let samples = self.through_service(exchange, family, batch)?;
                 match exchange {
                     Exchange::UdpUnconnected => {
                         self.add_microseconds(&row, &samples, UNCONNECTED_US);
@@ -200,6 +213,7 @@ impl Stage<'_> {
 
     fn at(&self, target: SocketAddr) -> Side {
         Side {
+            ends: 0,
             cgroup: self.scenery.served.clone(),
             targets: vec![target],
         }
@@ -208,68 +222,104 @@ impl Stage<'_> {
     /// The same where no program of Fairlead runs.
     fn without(&self, target: SocketAddr) -> Side {
         Side {
+            ends: 0,
             cgroup: self.scenery.outside.clone(),
             targets: vec![target],
         }
     }
 
-    fn compare(&mut self, exchange: Exchange, sides: [Side; 2], batch: u32) -> Result<Samples> {
-        let pairs = if self.options.quick { 40 } else { 300 };
-        self.scenery.worker.compare(&Comparison {
-            exchange,
-            sides,
+    /// Through the Service against the pod itself; and through kube-proxy's, if
+    /// it runs, to a pod of its node.
+    fn through_service(
+        &mut self,
+        exchange: Exchange,
+        family: usize,
+        batch: u32,
+    ) -> Result<Compared> {
+        let sides = [
+            self.at(self.scenery.endpoint[family]),
+            self.at(self.scenery.service[family]),
+        ];
+        if !self.kube_proxy {
+            return self.compare(exchange, sides, batch);
+        }
+        let [pod, service] = sides;
+        let other = Side {
+            ends: 1,
+            ..self.without(self.scenery.other_service[family])
+        };
+        let size = [self.rounds(), batch];
+        let worker = &mut self.scenery.worker;
+        let samples = worker.compare(exchange, [pod, service, other], size)?;
+        let (pairs, kube_proxy) = samples.into_iter().map(|[a, b, c]| ([a, b], c)).unzip();
+        Ok(Compared {
             pairs,
-            batch,
+            kube_proxy: Some(kube_proxy),
         })
+    }
+
+    fn compare(&mut self, exchange: Exchange, sides: [Side; 2], batch: u32) -> Result<Compared> {
+        let size = [self.rounds(), batch];
+        Ok(Compared {
+            pairs: self.scenery.worker.compare(exchange, sides, size)?,
+            kube_proxy: None,
+        })
+    }
+
+    fn rounds(&self) -> u32 {
+        if self.options.quick { 40 } else { 300 }
     }
 
     /// The difference in µs: of the call alone, and of all around it, where
     /// these are two things.
-    fn add_microseconds(&mut self, row: &str, samples: &Samples, bound: Bound) {
+    fn add_microseconds(&mut self, row: &str, samples: &Compared, bound: Bound) {
         let parts: [(&str, Part); 2] = [
             ("", |sample| sample.call_ns / 1000.0),
             (" with socket() and close()", |sample| {
                 sample.whole_ns / 1000.0
             }),
         ];
-        let connects = samples
+        let pairs = &samples.pairs;
+        let connects = pairs
             .iter()
             .any(|pair| pair.iter().any(|it| it.call_ns < it.whole_ns));
         for (text, get) in &parts[..1 + usize::from(connects)] {
-            let judged = samples.iter().map(|[base, ours]| get(ours) - get(base));
+            let judged = pairs.iter().map(|[base, ours]| get(ours) - get(base));
             let judged = Spread::of(judged.collect());
             let name = format!("{row}{text}");
-            let sides = each(samples, get);
-            self.report.add(Row::compared(
+            let row = Row::compared(
                 &name,
                 &name,
                 "µs more",
-                sides,
+                each(pairs, get),
                 judged,
                 Some(bound),
-            ));
+            );
+            self.report.add(row.beside(samples.beside(get)));
         }
     }
 
     /// The ratio of rates.
-    fn add_ratio(&mut self, row: &str, samples: &Samples, unit: &str, rate: impl Fn(f64) -> f64) {
-        let judged = samples
+    fn add_ratio(&mut self, row: &str, samples: &Compared, unit: &str, rate: impl Fn(f64) -> f64) {
+        let pairs = &samples.pairs;
+        let judged = pairs
             .iter()
             .map(|[base, ours]| base.whole_ns / ours.whole_ns);
         let judged = Spread::of(judged.collect());
-        let sides = each(samples, |sample| rate(sample.whole_ns));
+        let get = |sample: &Sample| rate(sample.whole_ns);
         let what = format!("{row} ({unit})");
-        self.report.add(Row::compared(
-            row,
-            &what,
-            "of it",
-            sides,
-            judged,
-            Some(RATIO),
-        ));
+        let row = Row::compared(row, &what, "of it", each(pairs, get), judged, Some(RATIO));
+        self.report.add(row.beside(samples.beside(get)));
     }
 }
 
-fn each(samples: &Samples, get: impl Fn(&Sample) -> f64) -> [Spread; 2] {
+impl Compared {
+    fn beside(&self, get: impl Fn(&Sample) -> f64) -> Option<Spread> {
+        let samples = self.kube_proxy.as_ref()?;
+        Some(Spread::of(samples.iter().map(get).collect()))
+    }
+}
+
+fn each(samples: &Samples<2>, get: impl Fn(&Sample) -> f64) -> [Spread; 2] {
     [0, 1].map(|side| Spread::of(samples.iter().map(|pair| get(&pair[side])).collect()))
 }

@@ -1,5 +1,5 @@
-//! `bench worker`: a process with one end in a client's namespace and one in a
-//! server's, which compares on request. It moves between cgroups, since that
+//! `bench worker`: a process with ends in clients' namespaces and in their
+//! servers', which compares on request. It moves between cgroups, since that
 //! is what decides whether Fairlead's programs run for a socket.
 
 use crate::exchange::{Exchange, Sample, Servers};
@@ -18,37 +18,39 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// The CPU of everything that is timed by socket calls.
 pub(crate) const CLIENT_CPU: usize = 0;
 
-/// Pairs that are tried for each that counts: those that other work disturbs do not.
+/// Rounds that are tried for each that counts: those that other work disturbs do not.
 const ATTEMPTS: u32 = 5;
 
-/// Two ways to the same server, and how often to go each.
+/// Ways to compare, and how often to go each.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Comparison {
     pub(crate) exchange: Exchange,
     /// The baseline, and what is compared with it.
-    pub(crate) sides: [Side; 2],
-    /// Pairs of batches.
-    pub(crate) pairs: u32,
+    pub(crate) sides: Vec<Side>,
+    /// Rounds of one batch for each side.
+    pub(crate) rounds: u32,
     /// Exchanges of one batch.
     pub(crate) batch: u32,
 }
 
 /// One of them.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Side {
+    /// Which of the worker's ends.
+    pub(crate) ends: usize,
     /// Where the client's sockets are made.
     pub(crate) cgroup: PathBuf,
     /// Taken in turn.
     pub(crate) targets: Vec<SocketAddr>,
 }
 
-/// What a comparison gave: pairs of batches that ran right after each other.
-pub(crate) type Samples = Vec<[Sample; 2]>;
+/// What a comparison gave: rounds of batches that ran right after each other.
+pub(crate) type Samples<const SIDES: usize> = Vec<[Sample; SIDES]>;
 
 #[derive(Serialize, Deserialize)]
 enum Answer {
     Ready,
-    Samples(Samples),
+    Samples(Vec<Vec<Sample>>),
     Error(String),
 }
 
@@ -60,16 +62,22 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// Starts one between two pods; `outside` is a cgroup without programs.
-    pub(crate) fn start(client: &Peer, server: &Peer, outside: &Path) -> Result<Self> {
+    /// Starts one between clients and their servers; `outside` is a cgroup
+    /// without programs.
+    pub(crate) fn start(ends: &[[&Peer; 2]], outside: &Path) -> Result<Self> {
         fs::create_dir_all(outside).with_context(|| format!("make {outside:?}"))?;
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("worker")
-            .arg(format!("/proc/{}/ns/net", client.pid()))
             .arg(outside)
+            .args(
+                ends.as_flattened()
+                    .iter()
+                    .map(|peer| format!("/proc/{}/ns/net", peer.pid())),
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
+        let [_, server] = ends.first().context("a worker has ends")?;
         let mut child = server.spawn(command)?;
         let mut worker = Self {
             stdin: child.stdin.take(),
@@ -82,17 +90,29 @@ impl Worker {
         }
     }
 
-    /// Compares.
-    pub(crate) fn compare(&mut self, comparison: &Comparison) -> Result<Samples> {
-        let mut line = serde_json::to_string(comparison)?;
+    /// Compares the sides, `rounds` times.
+    pub(crate) fn compare<const SIDES: usize>(
+        &mut self,
+        exchange: Exchange,
+        sides: [Side; SIDES],
+        [rounds, batch]: [u32; 2],
+    ) -> Result<Samples<SIDES>> {
+        let mut line = serde_json::to_string(&Comparison {
+            exchange,
+            sides: sides.into(),
+            rounds,
+            batch,
+        })?;
         line.push('\n');
         let stdin = self.stdin.as_mut().context("the worker was stopped")?;
         stdin.write_all(line.as_bytes())?;
-        match self.read()? {
-            Answer::Samples(samples) => Ok(samples),
-            Answer::Error(error) => bail!("{:?}: {error}", comparison.exchange),
+        let samples = match self.read()? {
+            Answer::Samples(samples) => samples.into_iter(),
+            Answer::Error(error) => bail!("{exchange:?}: {error}"),
             Answer::Ready => bail!("an answer to something else"),
-        }
+        };
+        let whole = |round: Vec<Sample>| round.try_into().ok().context("a sample of each side");
+        samples.map(whole).collect()
     }
 
     fn read(&mut self) -> Result<Answer> {
@@ -111,14 +131,28 @@ impl Drop for Worker {
     }
 }
 
+/// A client's namespace, and the servers that listen in another.
+struct Ends {
+    client: File,
+    servers: Servers,
+}
+
 /// What the worker process does.
-pub(crate) fn work(client_netns: &str, outside: &str) -> Result<()> {
+pub(crate) fn work(outside: &str, netns: &[String]) -> Result<()> {
     pin(0, CLIENT_CPU)?;
     real_time()?;
     enter(Path::new(outside))?;
-    let servers = Servers::new()?;
-    let netns = File::open(client_netns).with_context(|| format!("open {client_netns}"))?;
-    setns(netns, CloneFlags::CLONE_NEWNET).context("enter the client's namespace")?;
+    let open = |path: &String| File::open(path).with_context(|| format!("open {path}"));
+    let ends: Vec<Ends> = netns
+        .chunks_exact(2)
+        .map(|pair| {
+            enter_netns(&open(&pair[1])?)?;
+            Ok(Ends {
+                client: open(&pair[0])?,
+                servers: Servers::new()?,
+            })
+        })
+        .collect::<Result<_>>()?;
     let mut out = std::io::stdout().lock();
     let mut tell = |answer: &Answer| -> Result<()> {
         let mut text = serde_json::to_string(answer)?;
@@ -129,7 +163,7 @@ pub(crate) fn work(client_netns: &str, outside: &str) -> Result<()> {
     tell(&Answer::Ready)?;
     for line in std::io::stdin().lock().lines() {
         let comparison: Comparison = serde_json::from_str(&line?)?;
-        tell(&match compare(&servers, &comparison) {
+        tell(&match compare(&ends, &comparison) {
             Ok(samples) => Answer::Samples(samples),
             Err(error) => Answer::Error(format!("{error:#}")),
         })?;
@@ -137,37 +171,41 @@ pub(crate) fn work(client_netns: &str, outside: &str) -> Result<()> {
     Ok(())
 }
 
-fn compare(servers: &Servers, comparison: &Comparison) -> Result<Samples> {
+fn compare(ends: &[Ends], comparison: &Comparison) -> Result<Vec<Vec<Sample>>> {
     let Comparison {
         exchange,
         sides,
-        pairs,
+        rounds,
         batch,
     } = comparison;
-    let mut targets = sides
-        .each_ref()
-        .map(|side| side.targets.iter().copied().cycle());
-    let one_cgroup = sides[0].cgroup == sides[1].cgroup;
-    enter(&sides[0].cgroup)?;
-    let mut samples = Samples::new();
-    for pair in 0..=pairs * ATTEMPTS {
-        let mut sample = [Sample::default(); 2];
+    let targets = sides.iter().map(|side| side.targets.iter().copied());
+    let mut targets: Vec<_> = targets.map(Iterator::cycle).collect();
+    let mut here: Option<&Side> = None;
+    let mut samples = Vec::new();
+    for round in 0..=(rounds * ATTEMPTS) as usize {
+        let mut sample = vec![Sample::default(); sides.len()];
         let mut disturbed = false;
-        // First one first, then the other: what drifts cancels out.
-        let order = if pair % 2 == 0 { [0, 1] } else { [1, 0] };
-        for side in order {
-            if !one_cgroup {
-                enter(&sides[side].cgroup)?;
+        // Another one is first each time: what drifts cancels out.
+        for turn in 0..sides.len() {
+            let number = (round + turn) % sides.len();
+            let side = &sides[number];
+            let Ends { client, servers } = ends.get(side.ends).context("no such ends")?;
+            if here.is_none_or(|here| here.cgroup != side.cgroup) {
+                enter(&side.cgroup)?;
             }
+            if here.is_none_or(|here| here.ends != side.ends) {
+                enter_netns(client)?;
+            }
+            here = Some(side);
             let before = switches()?;
-            sample[side] = servers.batch(*exchange, &mut targets[side], *batch)?;
+            sample[number] = servers.batch(*exchange, &mut targets[number], *batch)?;
             disturbed |= switches()? != before;
         }
-        // The first pair only warms up.
-        if pair > 0 && !disturbed {
+        // The first round only warms up.
+        if round > 0 && !disturbed {
             samples.push(sample);
         }
-        if samples.len() >= *pairs as usize {
+        if samples.len() >= *rounds as usize {
             break;
         }
     }
@@ -187,6 +225,10 @@ fn real_time() -> Result<()> {
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &priority) };
     nix::errno::Errno::result(result).context("become a real-time process")?;
     Ok(())
+}
+
+fn enter_netns(netns: &File) -> Result<()> {
+    setns(netns, CloneFlags::CLONE_NEWNET).context("enter a namespace")
 }
 
 fn enter(cgroup: &Path) -> Result<()> {

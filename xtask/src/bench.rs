@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result};
 use clap::Args;
 
-use crate::setup::lab;
+use crate::setup::{control_plane, lab};
 use crate::{bpf, command, paths};
 
 /// Options of `cargo xtask bench`.
@@ -17,6 +17,9 @@ pub(crate) struct Options {
     /// Take few samples: to see that it works, not to judge
     #[arg(long)]
     quick: bool,
+    /// Measure kube-proxy with 10,000 Services, too, which it needs minutes to program
+    #[arg(long)]
+    full: bool,
 }
 
 /// Runs the rows; the exit code says whether a bound is missed.
@@ -35,14 +38,17 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     let mut command = Command::new(&bench);
     command
         .env("FAIRLEAD_BIN", programs.join("fairlead"))
+        .env("FAIRLEAD_CONTROL_PLANE", control_plane::control_plane()?)
         .env("FAIRLEAD_COMMIT", commit())
         .arg("--json")
         .arg(paths::target().join("bench/bench.json"));
     for filter in &options.filters {
         command.args(["--filter", filter]);
     }
-    if options.quick {
-        command.arg("--quick");
+    for (wanted, flag) in [(options.quick, "--quick"), (options.full, "--full")] {
+        if wanted {
+            command.arg(flag);
+        }
     }
     let status = command
         .status()

@@ -63,14 +63,29 @@ impl KubeProxy {
     /// KubeProxyConfiguration, which else has the defaults, but for how fast it
     /// may follow changes.
     pub fn start(plane: &ControlPlane, node: &Node, mode: Mode, config: &Value) -> Result<Self> {
-        let dir = plane.dir().join(format!("kube-proxy-{}", node.name()));
+        let program = plane.program_path("kube-proxy");
+        let kubeconfig = plane.kubeconfig(USER);
+        Self::start_program(&program, plane.dir(), &kubeconfig, node, mode, config)
+    }
+
+    /// The same with any API server. Configuration and log go into a folder
+    /// below `dir`.
+    pub fn start_program(
+        program: &Path,
+        dir: &Path,
+        kubeconfig: &Path,
+        node: &Node,
+        mode: Mode,
+        config: &Value,
+    ) -> Result<Self> {
+        let dir = dir.join(format!("kube-proxy-{}", node.name()));
         fs::create_dir_all(&dir)?;
         let path = dir.join("config.json");
-        let text = configuration(&plane.kubeconfig(USER), node, mode, config);
+        let text = configuration(kubeconfig, node, mode, config);
         fs::write(&path, serde_json::to_string_pretty(&text)?)?;
         let log = dir.join("log");
         let file = File::options().create(true).append(true).open(&log)?;
-        let mut command = Command::new(plane.program_path("kube-proxy"));
+        let mut command = Command::new(program);
         command
             .arg("--config")
             .arg(&path)
@@ -88,7 +103,12 @@ impl KubeProxy {
 
     /// Waits until it is healthy: it has programmed what the API server told at first.
     pub fn wait_healthy(&mut self, node: &Node) -> Result<()> {
-        let healthy = eventually(Duration::from_secs(30), || {
+        self.wait_healthy_for(node, Duration::from_secs(30))
+    }
+
+    /// The same where the first sync may take long.
+    pub fn wait_healthy_for(&mut self, node: &Node, patience: Duration) -> Result<()> {
+        let healthy = eventually(patience, || {
             if let Some(status) = self.child.try_wait()? {
                 return Ok(Err(anyhow::anyhow!("it ended: {status}")));
             }
