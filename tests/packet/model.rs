@@ -100,14 +100,6 @@ impl Model {
         if usable.is_empty() {
             return expect(seen, REDIRECT, None, Some(DropReason::NoEndpoint));
         }
-        if seen.counted == Some(DropReason::TupleTaken) {
-            let taken = usable
-                .iter()
-                .any(|it| is_local(it.address) && self.is_taken(packet, it));
-            return taken
-                .then_some(())
-                .ok_or("no other connection has the tuple".into());
-        }
         // A packet that dies of its hops does not tell where it was bound for.
         if seen.counted == Some(DropReason::TtlExceeded) {
             return Err("the stories' packets have hops".into());
@@ -115,23 +107,7 @@ impl Model {
         let (source, destination) = (seen.source(), seen.destination());
         let endpoint = usable.iter().find(|it| it.address == destination);
         let endpoint = endpoint.ok_or(format!("{destination} is no usable endpoint"))?;
-        if is_local(destination) {
-            if source != packet.source {
-                return Err(format!("a local endpoint sees {source}"));
-            }
-            if self.is_taken(packet, endpoint) {
-                return Err("the tuple is taken".into());
-            }
-        } else {
-            let in_range = (SNAT_PORTS.0..=SNAT_PORTS.1).contains(&source.port());
-            if source.ip() != (self.source)(destination) || !in_range {
-                return Err(format!("a remote endpoint sees {source}"));
-            }
-            let back = (destination, source, packet.protocol());
-            if self.halves.contains_key(&back) {
-                return Err(format!("{source} has a connection with {destination}"));
-            }
-        }
+        self.check_source(packet, endpoint, source)?;
         self.forwarded(packet, source, destination, seen)?;
         let half = Half {
             source,
@@ -156,6 +132,37 @@ impl Model {
         };
         self.halves.insert(back, reply);
         self.note(packet);
+        Ok(())
+    }
+
+    /// A local endpoint sees the client's address, and its port unless that is
+    /// taken; a remote one sees an address of ours.
+    fn check_source(
+        &self,
+        packet: &Packet,
+        endpoint: &Endpoint,
+        source: SocketAddr,
+    ) -> Result<(), String> {
+        let is_local = is_local(endpoint.address);
+        if is_local && !self.is_taken(packet, endpoint) {
+            let is_kept = source == packet.source;
+            return is_kept
+                .then_some(())
+                .ok_or(format!("a local endpoint sees {source}"));
+        }
+        let address = if is_local {
+            packet.source.ip()
+        } else {
+            (self.source)(endpoint.address)
+        };
+        let in_range = (SNAT_PORTS.0..=SNAT_PORTS.1).contains(&source.port());
+        if source.ip() != address || !in_range {
+            return Err(format!("an endpoint sees {source}"));
+        }
+        let back = (endpoint.address, source, packet.protocol());
+        if self.halves.contains_key(&back) {
+            return Err(format!("{source} has a connection with the endpoint"));
+        }
         Ok(())
     }
 

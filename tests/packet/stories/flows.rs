@@ -9,7 +9,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind,
 use proxy_common::{DropReason, FrontendKind, Protocol};
 
 use crate::cast::{CASES, Case, PORT, Place, SERVICE, Scene};
-use crate::node::{FLOWS_MAX, Guard, Link, Listing, Outcome, Program, node};
+use crate::node::{FLOWS_MAX, Guard, Link, Listing, Outcome, Program, SNAT_PORTS, node};
 use crate::packet::{ACK, FIN, Packet, RST, SYN};
 
 const PLACES: [Place; 3] = [Place::Local, Place::Overlay, Place::Routed];
@@ -408,17 +408,13 @@ fn connecting(protocol: Protocol, here: SocketAddr, there: SocketAddr) -> OwnedF
     }
 }
 
-/// A local backend sees the client's own address: with one address and port the
-/// client can have one connection with it, by whichever frontend.
+/// A local backend sees the client's own address. One port of the client can have
+/// one connection with it: a second one, by another frontend, gets another port.
 #[test]
 fn a_second_frontend_of_the_same_local_endpoint() {
     for case in CASES {
         println!("{case:?}");
-        let mut scene = Scene::new(case, KIND, Place::Local);
-        scene.node.publish(&Listing {
-            backends: vec![scene.backend.id],
-            ..case.listing(FrontendKind::NodePort)
-        });
+        let scene = two_frontends(case);
         let first = scene.first();
         let second = case.first(FrontendKind::NodePort);
         for answered in [false, true] {
@@ -428,34 +424,56 @@ fn a_second_frontend_of_the_same_local_endpoint() {
                 scene.reply(&got.answer(), first.source);
             }
             let seen = scene.node.ingress(Link::Up0, &second);
-            seen.dropped(DropReason::TupleTaken);
-            scene.request(&first.clone().flags(ACK));
-            scene.reply(&got.answer(), first.source);
-            let left = (scene.node.flows.entries(), scene.node.flows_new.entries());
-            assert_eq!(
-                (left.0.len(), left.1.len()),
-                (2, 0),
-                "nothing of the second"
-            );
+            let source = seen.source();
+            assert_eq!(source.ip(), second.source.ip());
+            assert!((SNAT_PORTS.0..=SNAT_PORTS.1).contains(&source.port()));
+            let other = second.clone().from(source).to(scene.endpoint);
+            seen.passed(&other);
+            // Each goes on by its own frontend, also when it is late.
+            for _ in 0..2 {
+                let back = other.answer();
+                let wanted = back.clone().from(second.destination).to(second.source);
+                scene.node.egress(Link::Up0, &back).passed(&wanted);
+                scene.request(&first.clone().flags(ACK));
+                scene.reply(&got.answer(), first.source);
+                let more = second.clone().flags(ACK);
+                let wanted = other.clone().flags(ACK);
+                scene.node.ingress(Link::Up0, &more).passed(&wanted);
+            }
+            assert_eq!(scene.node.flows.entries().len(), 4);
+            assert_eq!(scene.node.flows_new.entries(), []);
         }
-        if case.protocol != Protocol::Tcp {
-            continue;
-        }
-        // The first is over: the second takes its place, and what still comes for
-        // the first does not reach the second's connection.
-        let got = scene.request(&first.clone().flags(FIN | ACK));
-        scene
-            .node
-            .ingress(Link::Up0, &second)
-            .dropped(DropReason::TupleTaken);
+    }
+}
+
+/// A connection that is over makes room for one by another frontend, and what
+/// still comes for it does not reach that one.
+#[test]
+fn a_second_frontend_after_the_first_ones_connection() {
+    for case in CASES.into_iter().filter(|it| it.protocol == Protocol::Tcp) {
+        println!("{case:?}");
+        let mut scene = two_frontends(case);
+        let first = scene.first();
+        let got = scene.open(&first);
+        scene.request(&first.clone().flags(FIN | ACK));
         scene.reply(&got.answer().flags(FIN | ACK), first.source);
         scene.kind = FrontendKind::NodePort;
-        scene.open(&second);
-        let late = first.clone().flags(ACK);
-        scene
-            .node
-            .ingress(Link::Up0, &late)
-            .dropped(DropReason::NoFlow);
+        scene.open(&case.first(FrontendKind::NodePort));
+        for late in [ACK, FIN | ACK, RST] {
+            let late = first.clone().flags(late);
+            let seen = scene.node.ingress(Link::Up0, &late);
+            seen.dropped(DropReason::NoFlow);
+        }
         assert_eq!(scene.node.flows.entries().len(), 2);
     }
+}
+
+/// One local endpoint by two frontends; the scene's own is the first.
+fn two_frontends(case: Case) -> Scene {
+    let mut scene = Scene::new(case, KIND, Place::Local);
+    scene.node.publish(&Listing {
+        backends: vec![scene.backend.id],
+        ..case.listing(FrontendKind::NodePort)
+    });
+    scene
 }
