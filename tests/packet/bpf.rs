@@ -26,7 +26,8 @@ const PACKET_MAX: usize = 4096;
 #[derive(Clone, Copy, FromZeros, IntoBytes, Immutable)]
 struct SkBuff {
     /// Fields that must be 0.
-    before_index: [u32; 10],
+    before_index: [u32; 9],
+    ingress_ifindex: u32,
     ifindex: u32,
     between: [u32; 30],
     gso_segs: u32,
@@ -43,6 +44,8 @@ const _: () = assert!(size_of::<SkBuff>() == 192);
 pub(crate) struct Context {
     /// Index of the device.
     pub(crate) device: u32,
+    /// Index of the device by which it came in, 0 for this node's own.
+    pub(crate) came_by: u32,
     /// Bytes of payload in each segment, 0 for a packet that is not to be cut.
     pub(crate) segment: u32,
     /// Whether the kernel is to check its sum over the packet.
@@ -57,6 +60,7 @@ pub(crate) fn test_run(
 ) -> io::Result<(u32, Vec<u8>)> {
     let mut skb = SkBuff::new_zeroed();
     skb.ifindex = context.device;
+    skb.ingress_ifindex = context.came_by;
     skb.gso_size = context.segment;
     if context.segment > 0 {
         skb.gso_segs = u32::try_from(packet.len())

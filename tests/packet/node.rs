@@ -418,6 +418,7 @@ impl Node {
     pub(crate) fn run(&self, program: Program, link: Link, packet: &Packet) -> Outcome {
         let context = bpf::Context {
             device: link.index(),
+            came_by: 0,
             segment: 0,
             // A changed port shows in no checksum then, so the kernel's sum is off;
             // it does not look at it for such datagrams.

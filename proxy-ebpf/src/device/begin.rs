@@ -10,8 +10,9 @@ use crate::{
     maps::{self, FLOWS, FLOWS_NEW, KernelMaps, Work},
     packet::TCP,
 };
+use core::hint::black_box;
 use proxy_common::{
-    DropReason, Flow, Protocol, Scope,
+    Address, DropReason, Flow, Protocol, Scope,
     decide::{self, BackendRef, Refusal, Request, Target},
 };
 
@@ -121,7 +122,9 @@ fn prepare(arrival: &mut Arrival<'_>, target: &Target, local: bool) {
     flow._reserved = 0;
     flow.packets = 1;
     flow.bytes = bytes as u64;
-    flow.source = packet.source;
+    // By words, since a copy from map to map is a call.
+    let [first, second, third, fourth] = packet.source.words();
+    flow.source = Address::from_words([first, second, third, black_box(fourth)]);
     flow.destination = target.address;
     flow.source_port = packet.source_port;
     flow.destination_port = target.port;

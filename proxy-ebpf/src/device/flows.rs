@@ -4,7 +4,7 @@
 use super::Arrival;
 use crate::{
     maps::{self, FLOWS, FLOWS_NEW, Work},
-    packet::Packet,
+    packet::{Packet, zero},
 };
 use proxy_common::{DropReason, Flow, FlowKey, decide::Refusal};
 
@@ -146,9 +146,10 @@ pub fn derive_other(scratch: &mut Work) {
     other.tag = other_key.tag();
     other.kind = flow.kind ^ Flow::REPLY;
     other.state = flow.state & Flow::ANSWERED;
-    other._reserved = 0;
-    other.packets = 0;
-    other.bytes = 0;
+    let zero = zero();
+    other._reserved = zero as u16;
+    other.packets = zero;
+    other.bytes = zero;
     other.source = key.destination;
     other.destination = key.source;
     other.source_port = key.destination_port;

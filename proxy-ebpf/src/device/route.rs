@@ -3,7 +3,7 @@
 use super::Arrival;
 use crate::{
     maps,
-    packet::{self, TCP},
+    packet::{self, zero},
 };
 use aya_ebpf::{
     EbpfContext,
@@ -45,9 +45,10 @@ struct FibLookup {
 #[inline(always)]
 pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Result<u32, DropReason> {
     let v4 = arrival.packet.is_v4();
+    let zero = zero() as u32;
     let words = |address: Address| {
         if v4 {
-            [address.v4_word(), 0, 0, 0]
+            [address.v4_word(), zero, zero, zero]
         } else {
             address.words()
         }
@@ -59,11 +60,11 @@ pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Resul
         destination_port: 0,
         length: 0,
         index: arrival.index,
-        flow_info: 0,
+        flow_info: zero,
         source: words(source),
         destination: words(destination),
-        vlan: 0,
-        macs: [0; 3],
+        vlan: zero,
+        macs: [zero; 3],
     };
     // SAFETY: the structure has the kernel's layout, and the context is this program's.
     let answer = unsafe {
@@ -144,9 +145,7 @@ pub fn exceeds(arrival: &Arrival<'_>, index: u32) -> Option<u32> {
     let length = if segment == 0 {
         packet.length
     } else {
-        // TCP's largest header is 60 bytes, UDP's is 8; timestamps are usual.
-        let transport = if packet.protocol == TCP { 32 } else { 8 };
-        packet.transport - packet.ip + transport + segment
+        packet.transport - packet.ip + packet.transport_header(arrival.ctx) + segment
     };
     (length > mtu).then_some(mtu)
 }

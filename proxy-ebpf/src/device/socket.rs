@@ -38,19 +38,14 @@ pub fn is_used(ctx: &TcContext, key: &FlowKey) -> bool {
 fn look(ctx: &TcContext, key: &FlowKey, judge: impl Fn(*mut bpf_sock) -> bool) -> bool {
     let v4 = key.source.is_v4();
     let ports = ((key.source_port.to_be()) as u32) | ((key.destination_port.to_be() as u32) << 16);
-    let mut tuple = [0_u32; 9];
-    let size = if v4 {
-        tuple[0] = key.source.v4_word();
-        tuple[1] = key.destination.v4_word();
-        tuple[2] = ports;
-        12
+    let (s, d) = (key.source.words(), key.destination.words());
+    let (mut tuple, size) = if v4 {
+        ([s[3], d[3], ports, s[0], s[1], s[2], d[0], d[1], d[2]], 12)
     } else {
-        let (s, d) = (key.source.words(), key.destination.words());
-        tuple = [s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3], ports];
-        36
+        ([s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3], ports], 36)
     };
     let tuple: *mut bpf_sock_tuple = tuple.as_mut_ptr().cast();
-    // SAFETY: the tuple has that many bytes; the context is this program's.
+    // SAFETY: the tuple has at least that many bytes; the context is this program's.
     let socket = unsafe {
         if key.protocol == TCP as u32 {
             bpf_skc_lookup_tcp(ctx.as_ptr(), tuple, size, THIS_NETNS, 0)

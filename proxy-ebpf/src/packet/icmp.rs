@@ -4,6 +4,7 @@ use super::{
     checksum,
     parse::{Family, ICMP, ICMP_V6, Packet, TCP},
     rewrite::ACCOUNTED,
+    zero,
 };
 use aya_ebpf::{
     bindings::BPF_F_ADJ_ROOM_FIXED_GSO,
@@ -82,7 +83,7 @@ fn quote_sum(
     header: u32,
     quoted: u32,
 ) -> Result<u32, i64> {
-    *quote = [0; QUOTE_WORDS];
+    *quote = [zero() as u32; QUOTE_WORDS];
     let at = packet.ip;
     // One call each: the verifier wants to know the length.
     match quoted {

@@ -111,18 +111,28 @@ impl Packet {
             // One that the kernel will cut may be longer than a header can say.
             self.length = come;
         }
-        let headers = self.transport - self.ip + self.transport_header();
+        let headers = self.transport - self.ip + self.least_transport_header();
         headers <= self.length && self.length <= come
     }
 
     /// Bytes that its transport header has at least.
     #[inline(always)]
-    fn transport_header(&self) -> u32 {
+    fn least_transport_header(&self) -> u32 {
         match (self.fragment, self.protocol) {
             (Fragment::Later, _) => 0,
             (_, TCP) => 20,
             _ => 8,
         }
+    }
+
+    /// Bytes of its transport header, with TCP's options.
+    #[inline(always)]
+    pub fn transport_header(&self, ctx: &TcContext) -> u32 {
+        if self.protocol != TCP {
+            return 8;
+        }
+        let offset = ctx.load::<u8>(self.transport as usize + 12);
+        offset.map_or(20, |offset| (offset >> 4) as u32 * 4)
     }
 
     #[inline(always)]
