@@ -46,7 +46,7 @@ static TABLES: ArrayOfMaps<Chunk, { limits::CHUNKS_MAX as usize }> = ArrayOfMaps
 static TABLES_0: Chunk = Chunk::new();
 
 #[btf_map(name = "vips")]
-static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
+pub static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
 
 #[btf_map(name = "node_addresses")]
 static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> =

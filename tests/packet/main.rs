@@ -19,6 +19,7 @@ mod stories {
     mod errors;
     mod flows;
     mod forward;
+    mod fragments;
     mod leave_alone;
     mod race;
     mod random;

@@ -5,8 +5,8 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use etherparse::{
-    Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpNumber, Ipv4Header, Ipv6Header,
-    TcpHeader, UdpHeader, icmpv4, icmpv6,
+    Icmpv4Header, Icmpv4Type, Icmpv6Header, Icmpv6Type, IpNumber, Ipv4Header, Ipv6FragmentHeader,
+    Ipv6Header, TcpHeader, UdpHeader, icmpv4, icmpv6,
 };
 use proxy_common::{FlowKey, Protocol};
 
@@ -280,6 +280,48 @@ fn ipv6(
     let mut bytes = header.to_bytes().to_vec();
     bytes.extend(behind);
     bytes
+}
+
+/// A packet in fragments, each with so many bytes of data; a multiple of 8. Its
+/// headers are plain ones.
+pub(crate) fn fragments(packet: &Packet, id: u32, part: usize) -> Vec<Frame> {
+    let bytes = packet.ip_bytes();
+    let v4 = packet.source.is_ipv4();
+    let (header, data) = bytes.split_at(if v4 { 20 } else { 40 });
+    let last = data.len().div_ceil(part) - 1;
+    let parts = data.chunks(part).enumerate().map(|(number, data)| {
+        let (offset, more) = ((number * part) as u16, number != last);
+        let ip = if v4 {
+            let header = Ipv4Header::from_slice(header).expect("a header").0;
+            ipv4_fragment(header, id as u16, offset, more, data)
+        } else {
+            let header = Ipv6Header::from_slice(header).expect("a header").0;
+            ipv6_fragment(header, id, offset, more, data)
+        };
+        ethernet(ip)
+    });
+    parts.collect()
+}
+
+fn ipv4_fragment(mut header: Ipv4Header, id: u16, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
+    header.identification = id;
+    header.fragment_offset = (offset / 8).try_into().expect("13 bits");
+    header.more_fragments = more;
+    header.total_len = 20 + data.len() as u16;
+    header.header_checksum = header.calc_header_checksum();
+    [&header.to_bytes()[..], data].concat()
+}
+
+fn ipv6_fragment(mut header: Ipv6Header, id: u32, offset: u16, more: bool, data: &[u8]) -> Vec<u8> {
+    let behind = Ipv6FragmentHeader::new(
+        header.next_header,
+        (offset / 8).try_into().expect("13 bits"),
+        more,
+        id,
+    );
+    header.next_header = IpNumber::IPV6_FRAGMENTATION_HEADER;
+    header.payload_length = 8 + data.len() as u16;
+    [&header.to_bytes()[..], &behind.to_bytes(), data].concat()
 }
 
 /// An Ethernet frame on its way in.

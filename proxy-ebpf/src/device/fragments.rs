@@ -1,9 +1,15 @@
 //! Fragments: only the first one of a datagram has the ports.
+//!
+//! One that comes before its first one, or whose first one was forgotten, cannot
+//! be translated. Nor may it get through as it is, if it may be one of ours: it
+//! is dropped and counted. The stack's own fragments come in order, and
+//! conntrack, where it is on, puts others in order before they get to egress.
 
 use crate::{
-    maps::FRAGMENTS,
-    packet::{Fragment, Packet},
+    maps::{self, FRAGMENTS, VIPS},
+    packet::{Fragment, Packet, TCP, UDP},
 };
+use aya_ebpf::programs::TcContext;
 use proxy_common::{FragmentKey, FragmentPorts};
 
 /// Remembers the ports of a first fragment; gives them to a later one. `false`
@@ -36,4 +42,29 @@ pub fn complete(packet: &mut Packet) -> bool {
     packet.source_port = ports.source;
     packet.destination_port = ports.destination;
     true
+}
+
+/// Whether a fragment is for a ClusterIP. Those need no port to be known as ours.
+/// A node's address is, in most packets, its own; what came for a frontend there
+/// waits in the stack for a first fragment that never comes, and is dropped.
+#[inline(always)]
+pub fn asks_cluster_ip(packet: &Packet) -> bool {
+    has_ports(packet) && VIPS.get_ptr(packet.destination).is_some()
+}
+
+/// Whether a fragment that leaves is from a pod of this node, and so perhaps of
+/// a reply, which must not show the pod's address: it is not the host's own, nor
+/// has it come in by a device that we know. Without ports a pod's other packets
+/// look the same, but their fragments come in order.
+#[inline(always)]
+pub fn comes_from_pod(ctx: &TcContext, packet: &Packet) -> bool {
+    // SAFETY: the kernel hands a valid context.
+    let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
+    has_ports(packet) && came_by != 0 && maps::device(came_by).is_none()
+}
+
+/// Whether its datagram is of a protocol that services know.
+#[inline(always)]
+fn has_ports(packet: &Packet) -> bool {
+    packet.protocol == TCP || packet.protocol == UDP
 }

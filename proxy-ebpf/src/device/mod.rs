@@ -28,7 +28,7 @@ use aya_ebpf::{
 };
 use core::hint::black_box;
 use flows::refusal;
-use proxy_common::{Device, decide::Refusal};
+use proxy_common::{Device, DropReason, decide::Refusal};
 
 /// Not ours, or translated and the stack's to deliver.
 const PASS: i32 = TC_ACT_UNSPEC;
@@ -64,6 +64,10 @@ pub struct Egress;
 pub trait Direction {
     fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal>;
 
+    /// Whether a fragment without ports, whose first one is not known, may be of a
+    /// packet that is translated. Then it goes nowhere; else the stack has it.
+    fn may_translate(ctx: &TcContext, device: &Device, packet: &Packet) -> bool;
+
     /// Answers a packet that is refused; `None` if it gets no answer.
     fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32>;
 }
@@ -82,6 +86,11 @@ impl Direction for Ingress {
     }
 
     #[inline(always)]
+    fn may_translate(_ctx: &TcContext, device: &Device, packet: &Packet) -> bool {
+        device.role & Device::UPLINK != 0 && fragments::asks_cluster_ip(packet)
+    }
+
+    #[inline(always)]
     fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32> {
         refuse::answer(arrival, refusal.reason)
     }
@@ -94,6 +103,11 @@ impl Direction for Egress {
             return errors::outgoing(arrival);
         }
         follow::outgoing(arrival)
+    }
+
+    #[inline(always)]
+    fn may_translate(ctx: &TcContext, _device: &Device, packet: &Packet) -> bool {
+        fragments::comes_from_pod(ctx, packet)
     }
 
     /// The sender is this node's own: it notices by itself.
@@ -122,8 +136,11 @@ pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
         return PASS;
     }
     if !fragments::complete(packet) {
-        // Where it is bound for is not known: the stack keeps it, or drops it.
-        return PASS;
+        if !D::may_translate(ctx, device, packet) {
+            return PASS;
+        }
+        maps::count_refused(refusal(DropReason::FragmentUnknown));
+        return TC_ACT_SHOT;
     }
     work.key = packet.key();
     let mut arrival = Arrival {
