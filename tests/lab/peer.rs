@@ -292,6 +292,18 @@ impl Peer {
         self.ask(&Request::Reset(segment)).map(drop)
     }
 
+    /// Sends many TCP SYNs, each from another address and port; `from` is the
+    /// first address.
+    pub fn flood(&self, from: IpAddr, to: SocketAddr, count: u32) -> Result<()> {
+        self.ask(&Request::Flood { from, to, count }).map(drop)
+    }
+
+    /// Switches a device's offloads on or off: checksums and segments.
+    pub fn offloads(&self, device: &str, on: bool) -> Result<()> {
+        let device = device.to_owned();
+        self.ask(&Request::Offloads { device, on }).map(drop)
+    }
+
     /// A TCP connection that stays open.
     pub fn hold_tcp(&self, to: &str) -> Result<Held> {
         self.hold(Dial::new(Transport::Tcp, address(to)?))

@@ -221,6 +221,22 @@ pub enum Request {
     },
     /// Send a TCP reset that belongs to no socket.
     Reset(Segment),
+    /// Send many TCP SYNs, each from another address and port.
+    Flood {
+        /// The first source; others follow in the same subnet.
+        from: IpAddr,
+        /// Where to.
+        to: SocketAddr,
+        /// How many.
+        count: u32,
+    },
+    /// Switch what the kernel leaves to a device on or off: checksums and segments.
+    Offloads {
+        /// Name of the device.
+        device: String,
+        /// Whether it shall do it.
+        on: bool,
+    },
     /// `getpeername` and `getsockname`.
     Names {
         /// The socket.

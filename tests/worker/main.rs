@@ -4,6 +4,7 @@
 
 mod dial;
 mod load;
+mod offload;
 mod probe;
 mod segment;
 mod serve;
@@ -93,6 +94,14 @@ impl Worker {
             }
             Request::Reset(segment) => {
                 segment::send_reset(&segment)?;
+                Reply::Done
+            }
+            Request::Flood { from, to, count } => {
+                segment::flood(from, to, count)?;
+                Reply::Done
+            }
+            Request::Offloads { device, on } => {
+                offload::switch(&device, on)?;
                 Reply::Done
             }
             Request::Names { socket } => Reply::Names(sockets.names(socket)?),

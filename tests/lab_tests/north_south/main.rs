@@ -1,14 +1,14 @@
 //! Clients outside of the cluster, on every pod network: packets that enter a
 //! node by its uplink reach a backend anywhere, and the answers find their way back.
 
+mod life;
+mod paths;
 mod scene;
+mod strangers;
 
 use anyhow::{Context, Result, ensure};
 use lab::{PodNetwork, Probe, SharedLab, Transport};
 use scene::{ALL, FAR, NEAR, NONE, Scene, address};
-
-/// Of the device between nodes of network `Vxlan`, for IPv6.
-const OVERLAY_MTU: u32 = 1430;
 
 fn every_frontend_leads_to_every_backend(scene: &Scene) -> Result<()> {
     for to in ALL.frontends(scene)? {
@@ -61,7 +61,7 @@ fn a_service_of_nobody_refuses(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-fn streams_of_any_length_pass_both_ways(scene: &Scene) -> Result<()> {
+pub(crate) fn streams_of_any_length_pass_both_ways(scene: &Scene) -> Result<()> {
     let line = "x".repeat(300_000);
     // c3's link takes less than the others, which it does not say in its MSS.
     for client in [scene.c1(), &scene.c3] {
@@ -77,8 +77,9 @@ fn streams_of_any_length_pass_both_ways(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-fn fragments_follow_the_first_one(scene: &Scene) -> Result<()> {
-    for service in [NEAR, FAR] {
+pub(crate) fn fragments_follow_the_first_one(scene: &Scene) -> Result<()> {
+    // What pods, and the device between nodes, take of network `Vxlan`.
+    for (service, mtu) in [(NEAR, 1450), (FAR, 1430)] {
         for to in service.node_ports(scene)? {
             let probe = Probe {
                 dont_fragment: false,
@@ -87,7 +88,7 @@ fn fragments_follow_the_first_one(scene: &Scene) -> Result<()> {
             let first = scene.c1().probe(probe)?;
             // Nobody on the way fragments IPv6: the client learns the size, and does.
             if to.is_ipv6() && first.icmp().is_ok() {
-                first.too_big(OVERLAY_MTU, &[to.ip()])?;
+                first.too_big(mtu, &[to.ip()])?;
                 scene.c1().probe(probe)?.came_back()?;
             } else {
                 first.came_back()?;
@@ -118,7 +119,7 @@ macro_rules! on_network {
         mod $module {
             use super::*;
 
-            static LAB: SharedLab<Scene> = SharedLab::new(|| Scene::new($network));
+            pub(crate) static LAB: SharedLab<Scene> = SharedLab::new(|| Scene::new($network));
 
             $(
                 #[test]

@@ -18,29 +18,13 @@ pub(crate) struct Name {
 }
 
 /// Endpoints on every node.
-pub(crate) const ALL: Name = Name {
-    name: "all",
-    node_port: 30080,
-    octet: 80,
-};
+pub(crate) const ALL: Name = Name::new("all", 80);
 /// An endpoint on n1 only: local to where c1's packets enter.
-pub(crate) const NEAR: Name = Name {
-    name: "near",
-    node_port: 30081,
-    octet: 81,
-};
+pub(crate) const NEAR: Name = Name::new("near", 81);
 /// An endpoint on n2 only: remote to there.
-pub(crate) const FAR: Name = Name {
-    name: "far",
-    node_port: 30082,
-    octet: 82,
-};
+pub(crate) const FAR: Name = Name::new("far", 82);
 /// No endpoint.
-pub(crate) const NONE: Name = Name {
-    name: "none",
-    node_port: 30083,
-    octet: 83,
-};
+pub(crate) const NONE: Name = Name::new("none", 83);
 
 /// The usual cast, c3 behind a router, and the Services. Everybody's way to
 /// frontends is n1.
@@ -58,20 +42,14 @@ impl Scene {
         for outside in [cast.client("c1"), cast.client("c2"), &router.router] {
             outside.route_frontends(n1)?;
         }
-        for name in [ALL, NEAR, FAR, NONE] {
-            cast.apply(&name.service())?;
-        }
         for (name, backends) in [
             (ALL, vec![&cast.b1, &cast.b2, &cast.b3]),
             (NEAR, vec![&cast.b1]),
             (FAR, vec![&cast.b2]),
+            (NONE, vec![]),
         ] {
-            for family in [name.slice("v4"), name.slice("v6").v6()] {
-                let family = family
-                    .port("http", BACKEND_PORT)
-                    .udp_port("dns", BACKEND_PORT);
-                cast.apply(&family.ready_endpoints(backends.iter().copied()))?;
-            }
+            cast.apply(&name.service())?;
+            name.lead_to(&cast, BACKEND_PORT, &backends)?;
         }
         cast.settle()?;
         let c3 = router.client.clone();
@@ -101,7 +79,15 @@ impl Scene {
 }
 
 impl Name {
-    fn service(self) -> Service {
+    pub(crate) const fn new(name: &'static str, octet: u8) -> Self {
+        Self {
+            name,
+            node_port: 30_000 + octet as u16,
+            octet,
+        }
+    }
+
+    pub(crate) fn service(self) -> Service {
         let octet = self.octet;
         service(self.name)
             .cluster_ip(&format!("10.96.70.{octet}"))
@@ -113,6 +99,15 @@ impl Name {
             .lb_ip(&format!("198.51.100.{octet}"))
             .lb_ip(&format!("2001:db8:100::{octet}"))
             .external_ips(&[&format!("203.0.113.{octet}")])
+    }
+
+    /// From now on these are its endpoints, on this port.
+    pub(crate) fn lead_to(self, lab: &Lab, port: u16, backends: &[&Peer]) -> Result<()> {
+        for family in [self.slice("v4"), self.slice("v6").v6()] {
+            let family = family.port("http", port).udp_port("dns", port);
+            lab.apply(&family.ready_endpoints(backends.iter().copied()))?;
+        }
+        Ok(())
     }
 
     fn slice(self, suffix: &str) -> Slice {
