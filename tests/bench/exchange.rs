@@ -246,7 +246,7 @@ impl Servers {
             client.send_to(&data, target)?;
             server
                 .recv_from(&mut data)
-                .with_context(|| format!("the server's receive of a flow from port {port}"))?;
+                .with_context(|| format!("a datagram from port {port} to {target}"))?;
             took += start.elapsed();
         }
         Ok(took)
