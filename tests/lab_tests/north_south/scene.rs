@@ -64,6 +64,10 @@ impl Scene {
         self.cast.client("c1")
     }
 
+    pub(crate) fn c2(&self) -> &Peer {
+        self.cast.client("c2")
+    }
+
     /// Whether a node has this address, that of its overlay included.
     pub(crate) fn is_of_node(&self, number: u8, address: IpAddr) -> bool {
         let node = self.node(&format!("n{number}"));
