@@ -104,7 +104,11 @@ pub fn leave_by_stack(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
     link_header(arrival)?;
     // The type of a header that was just made is still empty; IPv6 never comes here.
     packet::set_receiver(arrival.ctx, DeviceSettings::SLOW_PATH_MAC)
-        .and_then(|()| arrival.ctx.store(ETHERTYPE_OFFSET, &ETHERTYPE_IPV4.to_be(), 0))
+        .and_then(|()| {
+            arrival
+                .ctx
+                .store(ETHERTYPE_OFFSET, &ETHERTYPE_IPV4.to_be(), 0)
+        })
         .map_err(|_| DropReason::RewriteFailed)?;
     // SAFETY: takes numbers.
     Ok(unsafe { bpf_redirect(slow_path, 0) } as i32)
