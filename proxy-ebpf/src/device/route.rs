@@ -3,7 +3,7 @@
 use super::Arrival;
 use crate::{
     maps,
-    packet::{self, zero},
+    packet::{self, Fragment, zero},
 };
 use aya_ebpf::{
     EbpfContext,
@@ -18,6 +18,7 @@ const AF_INET6: u8 = 10;
 /// Answers of bpf_fib_lookup, include/uapi/linux/bpf.h.
 const SUCCESS: i64 = 0;
 const NO_NEIGHBOUR: i64 = 7;
+const FRAGMENTATION_NEEDED: i64 = 8;
 
 const ETHERNET_HEADER: u32 = 14;
 const ETHERTYPE_OFFSET: usize = 12;
@@ -76,8 +77,9 @@ pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Resul
         )
     };
     match answer {
-        // The neighbour is found when the packet is sent.
-        SUCCESS | NO_NEIGHBOUR => Ok(lookup.index),
+        // The neighbour is found when the packet is sent. The kernel compares the
+        // packet with the device's MTU even if not asked to; see `exceeds`.
+        SUCCESS | NO_NEIGHBOUR | FRAGMENTATION_NEEDED => Ok(lookup.index),
         _ => Err(DropReason::NoRoute),
     }
 }
@@ -140,6 +142,10 @@ pub fn source_address(index: u32, v4: bool) -> Result<Address, DropReason> {
 
 /// The MTU of a device, if the packet is larger. One that the kernel will cut
 /// into segments is judged by those.
+///
+/// A fragment that may be fragmented again counts as larger if another one of its
+/// datagram may be: all of them must go the same way, since connection tracking
+/// on the slow path waits for those that are missing.
 #[inline(always)]
 pub fn exceeds(arrival: &Arrival<'_>, index: u32) -> Option<u32> {
     let mtu = maps::device(index)?.mtu;
@@ -151,5 +157,8 @@ pub fn exceeds(arrival: &Arrival<'_>, index: u32) -> Option<u32> {
     } else {
         packet.transport - packet.ip + packet.transport_header(arrival.ctx) + segment
     };
-    (length > mtu).then_some(mtu)
+    let others_may_exceed = !packet.dont_fragment
+        && !matches!(packet.fragment, Fragment::Whole)
+        && arrival.device.mtu > mtu;
+    (length > mtu || others_may_exceed).then_some(mtu)
 }

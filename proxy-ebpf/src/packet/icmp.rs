@@ -2,7 +2,7 @@
 
 use super::{
     checksum,
-    parse::{Family, ICMP, ICMP_V6, Packet, TCP},
+    parse::{Family, Fragment, ICMP, ICMP_V6, Packet, TCP},
     rewrite::ACCOUNTED,
     zero,
 };
@@ -18,6 +18,9 @@ const AFTER_LINK_HEADER: u32 = 1;
 const ICMP_HEADER: u32 = 8;
 const V4_HEADER: u32 = 20;
 const V6_HEADER: u32 = 40;
+const FRAGMENT_HEADER: u32 = 8;
+/// The headers of an IPv6 fragment, and the ports.
+const QUOTED_FRAGMENT: u32 = V6_HEADER + FRAGMENT_HEADER + 8;
 /// Internetwork control, as the kernel's own errors.
 const TRAFFIC_CLASS: u32 = 0xc0;
 
@@ -33,7 +36,8 @@ pub struct Error {
 }
 
 /// Makes room for the headers, quotes the packet's own headers behind them, and
-/// turns it around. Packets with options or extension headers get no answer.
+/// turns it around. Packets with options or extension headers get no answer, but
+/// for the first fragment of an IPv6 datagram: its sender must learn the size.
 #[inline(always)]
 pub fn turn_into_error(
     ctx: &TcContext,
@@ -45,10 +49,15 @@ pub fn turn_into_error(
         Family::V4 => V4_HEADER,
         Family::V6 => V6_HEADER,
     };
-    if packet.transport != packet.ip + header {
+    let quoted = if packet.transport == packet.ip + header {
+        header + if packet.protocol == TCP { 20 } else { 8 }
+    } else if packet.transport == packet.ip + V6_HEADER + FRAGMENT_HEADER
+        && matches!(packet.fragment, Fragment::First)
+    {
+        QUOTED_FRAGMENT
+    } else {
         return Err(-1);
-    }
-    let quoted = header + if packet.protocol == TCP { 20 } else { 8 };
+    };
     let sum = quote_sum(ctx, packet, quote, header, quoted)?;
     // SAFETY: the context is this program's, and no packet bytes are held.
     unsafe {
@@ -90,6 +99,11 @@ fn quote_sum(
         28 => load::<28>(ctx, at, quote),
         40 => load::<40>(ctx, at, quote),
         48 => load::<48>(ctx, at, quote),
+        QUOTED_FRAGMENT => {
+            load::<QUOTED_FRAGMENT>(ctx, at, quote)?;
+            // Fragments leave with their checksum.
+            return Ok(checksum::sum(quote, QUOTE_WORDS));
+        }
         _ => load::<60>(ctx, at, quote),
     }?;
     let first = (header / 4) as usize;

@@ -4,7 +4,7 @@ use crate::routed;
 use crate::scene::{FAR, Name, Scene, address};
 use anyhow::{Context, Result, ensure};
 use lab::{BACKEND_PORT, Dial, Held, IN_FORCE, Peer, PodNetwork, SharedLab, Transport};
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 /// Its endpoints and its policy change.
 const CHANGES: Name = Name::new("changes", 90);
@@ -13,10 +13,13 @@ const ONE_WAY: Name = Name::new("one-way", 91);
 /// Its endpoint comes late.
 const LATE: Name = Name::new("late", 92);
 
+/// Its endpoint answers nothing.
+const SILENT: Name = Name::new("silent", 93);
+
 /// Where nobody answers.
 const ONE_WAY_PORT: u16 = 9401;
 
-/// The size of map `flows_new` (proxy-common/src/limits.rs).
+/// Elements of map `flows_new`, two for each connection (proxy-common/src/limits.rs).
 const FLOWS_NEW: u32 = 65_536;
 
 /// Agents end and maps fill there.
@@ -72,17 +75,24 @@ fn ten_starts(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Ten times as many SYNs as map `flows_new` has elements, to a backend that
-/// answers them and to a service whose backend does not.
+/// Connections that were answered survive SYNs ten times as many as map
+/// `flows_new` takes of them, to a local backend that does not answer, and some to
+/// a remote one that does, which take ports of SNAT; new ones are served afterwards.
 fn flood(scene: &Scene) -> Result<()> {
+    let sources = ["10.99.0.1", "2001:db8:99::1"];
+    scene.apply(&SILENT.service())?;
+    SILENT.lead_to_nobody(scene)?;
+    scene.settle()?;
     let ports = FAR.node_ports(scene)?;
     let mut held = Vec::new();
     for to in ports {
         held.extend(hold(scene.c1(), to, 100)?);
     }
-    for (to, from) in ports.into_iter().zip(["10.99.0.1", "2001:db8:99::1"]) {
-        let from: IpAddr = from.parse()?;
-        scene.c2().flood(from, to, FLOWS_NEW * 5)?;
+    for (to, from) in SILENT.node_ports(scene)?.into_iter().zip(sources) {
+        scene.c2().flood(from.parse()?, to, FLOWS_NEW / 2 * 5)?;
+    }
+    for (to, from) in ports.into_iter().zip(sources) {
+        scene.c2().flood(from.parse()?, to, 5000)?;
     }
     all_go_on(&held).context("after the flood")?;
     for to in ports {

@@ -85,14 +85,18 @@ pub(crate) fn fragments_follow_the_first_one(scene: &Scene) -> Result<()> {
                 dont_fragment: false,
                 ..Probe::datagram(to, 4000)
             };
-            let first = scene.c1().probe(probe)?;
-            // Nobody on the way fragments IPv6: the client learns the size, and does.
-            if to.is_ipv6() && first.icmp().is_ok() {
-                first.too_big(mtu, &[to.ip()])?;
-                scene.c1().probe(probe)?.came_back()?;
-            } else {
-                first.came_back()?;
+            let mut probed = scene.c1().probe(probe)?;
+            // Nobody on the way fragments IPv6: first the client learns the size,
+            // then the backend, whose answer is lost with that.
+            for _ in 0..2 {
+                if to.is_ipv6() && probed.came_back().is_err() {
+                    if probed.icmp().is_ok() {
+                        probed.too_big(mtu, &[to.ip()])?;
+                    }
+                    probed = scene.c1().probe(probe)?;
+                }
             }
+            probed.came_back()?;
         }
     }
     Ok(())

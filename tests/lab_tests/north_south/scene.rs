@@ -114,6 +114,17 @@ impl Name {
         Ok(())
     }
 
+    /// Its endpoints are addresses of n1 that no pod has.
+    pub(crate) fn lead_to_nobody(self, lab: &Lab) -> Result<()> {
+        let v4 = self.slice("v4").address("10.244.1.250");
+        let v6 = self.slice("v6").v6().address("fd00:244:1::250");
+        for family in [v4, v6] {
+            let family = family.on("n1").ready();
+            lab.apply(&family.port("http", BACKEND_PORT))?;
+        }
+        Ok(())
+    }
+
     fn slice(self, suffix: &str) -> Slice {
         slice(&format!("{}-{suffix}", self.name), self.name)
     }
