@@ -8,10 +8,12 @@ use crate::scenery::{self, Crowd, Measured, add, start_agent};
 use crate::stats::Spread;
 use crate::worker::{Samples, Side, Worker};
 use crate::{Options, kube_proxy};
-use anyhow::{Context, Result};
-use lab::{DeviceHook, Foreign, Lab, Peer, device_programs};
+use anyhow::{Context, Result, ensure};
+use lab::{DeviceHook, Foreign, Lab, Node, Peer, device_programs, eventually};
+use serde_json::Value;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// What Fairlead may add to plain routing, of what kube-proxy adds.
 const ADDED: Bound = Bound::AtMost(0.3);
@@ -40,29 +42,40 @@ const MEASURED: Measured = Measured {
 struct Kind {
     name: &'static str,
     exchange: Exchange,
+    rounds: u32,
     batch: u32,
 }
+
+/// Flows that may live when more are opened. All go to one backend, and each
+/// takes one of the ports for SNAT towards it: nobody shall have to look for one.
+const FLOWS_MAX: u64 = 2500;
+/// Flows that nobody answers end after 30 s.
+const FLOWS_END: Duration = Duration::from_secs(90);
 
 const KINDS: [Kind; 4] = [
     Kind {
         name: "nodeport-udp-known",
         exchange: Exchange::UdpRequest,
+        rounds: 300,
         batch: 200,
     },
     Kind {
         name: "nodeport-tcp-known",
         exchange: Exchange::TcpRequest,
+        rounds: 300,
         batch: 150,
     },
     Kind {
         name: "nodeport-udp-new",
         exchange: Exchange::UdpFlow,
-        batch: 50,
+        rounds: 100,
+        batch: 20,
     },
     Kind {
         name: "nodeport-tcp-new",
         exchange: Exchange::TcpConnect,
-        batch: 50,
+        rounds: 100,
+        batch: 20,
     },
 ];
 
@@ -146,7 +159,6 @@ impl Stage {
     }
 
     fn packets(&mut self, options: &Options, report: &mut Report, services: usize) -> Result<()> {
-        let rounds = if options.quick { 40 } else { 300 };
         for (family, name) in FAMILIES.into_iter().enumerate() {
             for kind in &KINDS {
                 let row = format!("{}-{name}-{services}", kind.name);
@@ -158,12 +170,30 @@ impl Stage {
                     self.node_port("n1", family),
                     self.node_port("n3", family),
                 ];
+                let rounds = if options.quick { 40 } else { kind.rounds };
                 let size = [rounds, kind.batch];
-                let samples = self.worker.compare(kind.exchange, sides, size)?;
+                self.wait_for_ports(kind.exchange)?;
+                let samples = self
+                    .worker
+                    .compare(kind.exchange, sides, size)
+                    .with_context(|| format!("{row}; {}", drops(self.lab.node("n1"))))?;
                 add_rows(report, &row, kind.exchange, &samples);
             }
         }
         Ok(())
+    }
+
+    /// Waits until few flows live, if the exchange opens more.
+    fn wait_for_ports(&self, exchange: Exchange) -> Result<()> {
+        if exchange != Exchange::UdpFlow {
+            return Ok(());
+        }
+        eventually(FLOWS_END, || {
+            let flows = &status(self.lab.node("n1"))?["flows"];
+            let alive = flows["new"].as_u64().context("status counts flows")?;
+            ensure!(alive < FLOWS_MAX, "{alive} flows live");
+            Ok(())
+        })
     }
 
     /// What the kernel itself counts of the uplink's programs, while nothing
@@ -217,7 +247,9 @@ impl Stage {
         side: &Side,
     ) -> Result<Vec<Vec<f64>>> {
         let mut times = vec![Vec::new(); hooks.len()];
-        for _ in 0..if options.quick { 4 } else { 20 } {
+        self.wait_for_ports(exchange)?;
+        let few = options.quick || exchange == Exchange::UdpFlow;
+        for _ in 0..if few { 3 } else { 20 } {
             let before = programs::run_times(hooks)?;
             self.worker.compare(exchange, [side.clone()], [5, 200])?;
             let after = programs::run_times(hooks)?;
@@ -227,6 +259,24 @@ impl Stage {
         }
         Ok(times)
     }
+}
+
+/// What the agent's programs have dropped, to explain what did not arrive.
+fn drops(node: &Node) -> String {
+    let status = match status(node) {
+        Ok(status) => status,
+        Err(error) => return format!("no status: {error:#}"),
+    };
+    let drops = status["drops"].as_array().into_iter().flatten();
+    let some = drops.filter(|it| it["count"] != 0);
+    let named = some.map(|it| format!(" {} {},", it["reason"], it["count"]));
+    let drops: String = named.collect();
+    format!("n1 has dropped{drops} its flows are {}", status["flows"])
+}
+
+fn status(node: &Node) -> Result<Value> {
+    let text = node.fairlead(&["status", "-o", "json"])?;
+    serde_json::from_str(&text).context("the answer of status")
 }
 
 fn add_rows(report: &mut Report, row: &str, exchange: Exchange, samples: &Samples<3>) {

@@ -159,6 +159,7 @@ pub fn exceeds(arrival: &Arrival<'_>, index: u32) -> Option<u32> {
     };
     let others_may_exceed = !packet.dont_fragment
         && !matches!(packet.fragment, Fragment::Whole)
-        && arrival.device.mtu > mtu;
+        && arrival.device.mtu > mtu
+        && maps::device_settings().is_some_and(|it| it.slow_path != 0);
     (length > mtu || others_may_exceed).then_some(mtu)
 }
