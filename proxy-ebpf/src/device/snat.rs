@@ -17,10 +17,12 @@ pub fn claim(arrival: &mut Arrival<'_>) -> Result<u16, DropReason> {
     if count == 0 {
         return Err(DropReason::SnatPortsExhausted);
     }
-    // Most clients' ports differ, so most first tries succeed.
+    // Each tuple has its own walk through the ports: with one stride for all,
+    // ports in use would lie in the way of many tries at once.
     let start = arrival.scratch.key.hash(settings.seed);
+    let stride = start.rotate_left(16) | 1;
     for attempt in 0..TRIES {
-        let port = (first + start.wrapping_add(attempt.wrapping_mul(0x9e37)) % count) as u16;
+        let port = (first + start.wrapping_add(attempt.wrapping_mul(stride)) % count) as u16;
         let scratch = &mut *arrival.scratch;
         scratch.other_key.destination_port = port;
         scratch.other.tag = scratch.other_key.tag();
