@@ -58,7 +58,9 @@ type Freed = (Retired, Result<(), KernelError>);
 /// Runs until SIGTERM or SIGINT. The data path stays in place afterwards.
 pub async fn run(config: Config) -> Result<()> {
     for flag in &config.unused {
-        tracing::warn!("--{flag} does nothing in this version: there are no device programs yet");
+        tracing::warn!(
+            "--{flag} is accepted as for kube-proxy and does nothing: routes and devices decide"
+        );
     }
     // Before anything is touched: a start that cannot go on changes nothing.
     if let Some(options) = kube_options(&config) {
