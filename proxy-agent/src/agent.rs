@@ -10,6 +10,7 @@ mod opt_outs;
 mod report;
 mod retry;
 mod seed;
+mod stop;
 mod upgrade;
 
 use crate::attach;
@@ -36,7 +37,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::signal::unix::{SignalKind, signal};
+use stop::Stop;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use upgrade::PendingUpgrade;
@@ -62,6 +63,8 @@ pub async fn run(config: Config) -> Result<()> {
             "--{flag} is accepted as for kube-proxy and does nothing: routes and devices decide"
         );
     }
+    // From here on a signal ends the agent in good order, however early it comes.
+    let stop = Stop::listen()?;
     // Before anything is touched: a start that cannot go on changes nothing.
     if let Some(options) = kube_options(&config) {
         source::kube::check(&options)
@@ -113,7 +116,7 @@ pub async fn run(config: Config) -> Result<()> {
         started: Timestamp::now(),
         config,
     };
-    let outcome = agent.run(events, networks, seeds).await;
+    let outcome = agent.run(events, networks, seeds, stop).await;
     follower.abort();
     event_writer.iter().for_each(JoinHandle::abort);
     if source.is_finished() {
@@ -220,17 +223,15 @@ impl Agent {
         mut events: mpsc::Receiver<Event>,
         mut networks: watch::Receiver<Option<Network>>,
         mut seeds: Seeds,
+        mut stop: Stop,
     ) -> Result<()> {
-        let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
-        let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;
         loop {
             let (retry_at, sweep_at) = (self.retry.at, self.sweep_at);
             let devices_at = self.devices.due.filter(|_| self.can_publish());
             let remind_at = self.upgrade.as_ref().map(|it| it.remind_at);
             tokio::select! {
                 biased;
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
+                () = stop.asked() => break,
                 changed = networks.changed() => {
                     changed.context("the watch of this node's devices and addresses ended")?;
                     let network = networks.borrow_and_update().clone().unwrap_or_default();
