@@ -37,7 +37,10 @@ pub fn begin(arrival: &mut Arrival<'_>) -> Result<bool, Refusal> {
     };
     let maps = KernelMaps(PacketClient(packet));
     let refused = match decide::find_frontend(&maps, &request) {
-        Ok(None) => return Ok(false),
+        Ok(None) => {
+            make_way(arrival);
+            return Ok(false);
+        }
         Ok(Some(frontend)) => {
             arrival.scratch.frontend = frontend;
             None
@@ -61,6 +64,35 @@ pub fn begin(arrival: &mut Arrival<'_>) -> Result<bool, Refusal> {
     }
     let target = decide::decide_at(&maps, &arrival.scratch.frontend, BackendRef::NONE)?;
     store(arrival, &target).map_err(refusal)
+}
+
+/// A client that goes straight to a local backend may do so from a port that it had
+/// a connection by a frontend with. That flow goes: the backend's answers would get
+/// the frontend's address. One of TCP only if it is over; the client may have both.
+#[inline(always)]
+fn make_way(arrival: &mut Arrival<'_>) {
+    let is_udp = arrival.packet.protocol != TCP;
+    if !is_udp && !arrival.packet.is_first_syn() {
+        return;
+    }
+    let scratch = &mut *arrival.scratch;
+    scratch.other_key.source = scratch.key.destination;
+    scratch.other_key.destination = scratch.key.source;
+    scratch.other_key.source_port = scratch.key.destination_port;
+    scratch.other_key.destination_port = scratch.key.source_port;
+    scratch.other_key.protocol = scratch.key.protocol;
+    if !flows::find_other(scratch) || !scratch.other.is_reply() || scratch.other.is_snat() {
+        return;
+    }
+    if is_udp {
+        let request = scratch.other.other_key(scratch.key.protocol);
+        let _ = FLOWS.remove(&request);
+        let _ = FLOWS_NEW.remove(&request);
+    } else if !replaces(scratch) {
+        return;
+    }
+    let _ = FLOWS.remove(&scratch.other_key);
+    let _ = FLOWS_NEW.remove(&scratch.other_key);
 }
 
 /// A TCP packet in mid-connection to a frontend, of no flow and no socket.

@@ -2,7 +2,7 @@
 
 use crate::space::{bare, by_hand, join, selecting};
 use crate::world::{brief, story};
-use anyhow::ensure;
+use anyhow::{Context, Result, ensure};
 use lab::manifests::service;
 use lab::{Node, Transport};
 use serde_json::json;
@@ -352,7 +352,11 @@ fn nodes_agree_on_tables_that_the_cluster_seeds() {
             }
             Ok(())
         })?;
-        let seed = |node: &Node| node.dump_map("device_settings");
+        let seed = |node: &Node| -> Result<String> {
+            let dump = node.dump_map("device_settings")?;
+            let line = dump.lines().find(|line| line.contains("\"seed\""));
+            Ok(line.context("no seed")?.to_owned())
+        };
         let first = seed(&world.nodes()[0])?;
         ensure!(
             !first.contains(KNOWN_TO_ALL) && !first.contains("\"seed\": 0,"),

@@ -4,7 +4,7 @@ use crate::routed;
 use crate::scene::{FAR, NEAR, address};
 use anyhow::ensure;
 use lab::wire::Segment;
-use lab::{Dial, Transport};
+use lab::{BACKEND_PORT, Dial, Transport};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -108,6 +108,28 @@ fn clients_with_the_same_source_port_get_different_ones() {
             scene.c1().ip(&format!(
                 "addr del 192.0.2.{octet}/24 dev eth0\naddr del 2001:db8:2::{octet}/64 dev eth0"
             ))?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn a_client_may_go_straight_to_a_backend_from_the_port_of_an_earlier_connection() {
+    routed::LAB.story(|scene| {
+        let client = scene.c1();
+        scene.cast.open_pods_to(client)?;
+        for to in NEAR.node_ports(scene)? {
+            let pod = SocketAddr::new(address(&scene.b1, to), BACKEND_PORT);
+            for transport in Transport::BOTH {
+                let from = SocketAddr::new(address(client, to), 45_678);
+                for to in [to, pod, to, pod] {
+                    let dial = Dial {
+                        from: Some(from),
+                        ..Dial::new(transport, to)
+                    };
+                    client.dial(dial)?.answered_by("b1")?;
+                }
+            }
         }
         Ok(())
     });
