@@ -174,9 +174,10 @@ fn source_ports() -> Vec<Row> {
 }
 
 /// A client and where it connects to.
-type Client<'s> = (&'s Peer, String);
+pub(super) type Client<'s> = (&'s Peer, String);
 
-fn inside<'s>(s: &'s Stage<'_>) -> Vec<Client<'s>> {
+/// Clients on a node, with every sort of frontend.
+pub(super) fn inside<'s>(s: &'s Stage<'_>) -> Vec<Client<'s>> {
     vec![
         (&s.pod1, s.cluster_ip()),
         (&s.host1, s.cluster_ip()),

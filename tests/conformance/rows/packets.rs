@@ -1,5 +1,6 @@
 //! What becomes of single packets: rules 28 and 30.
 
+use super::connections::{Client, inside};
 use crate::check::{holds, judged};
 use crate::fault::Fault;
 use crate::row::Row;
@@ -148,18 +149,6 @@ fn icmp() -> Vec<Row> {
             |s| clients_learn(s, &[(&s.c1, s.node_port("n1")), (&s.c1, s.lb_ip())]),
         )
         .cases(&["K12"]),
-    ]
-}
-
-/// A client and where it connects to.
-type Client<'s> = (&'s Peer, String);
-
-fn inside<'s>(s: &'s Stage<'_>) -> Vec<Client<'s>> {
-    vec![
-        (&s.pod1, s.cluster_ip()),
-        (&s.host1, s.cluster_ip()),
-        (&s.pod1, s.lb_ip()),
-        (&s.host1, s.node_port("n1")),
     ]
 }
 

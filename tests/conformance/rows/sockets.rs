@@ -6,6 +6,7 @@ use crate::fault::Fault;
 use crate::proxy::Proxy;
 use crate::row::{Row, Why};
 use crate::stage::{Stage, join};
+use crate::world::Numbers;
 use anyhow::Result;
 use lab::{BACKEND_PORT, Dial, Peer, Transport};
 
@@ -332,13 +333,19 @@ fn mapped_datagrams(s: &Stage<'_>) -> Result<()> {
     Ok(())
 }
 
-fn unconnected(s: &Stage<'_>) -> Result<()> {
+/// `web` with b1, and `other` with b2, whose addresses it returns.
+fn two_services(s: &Stage<'_>) -> Result<Numbers> {
     let other = s.world.numbers();
     s.apply(&s.service("web"))?;
     s.apply(&s.service_at("other", &other))?;
     s.apply(&s.ready("web", &[&s.world.b1]))?;
     s.apply(&s.ready("other", &[&s.world.b2]))?;
     s.settle()?;
+    Ok(other)
+}
+
+fn unconnected(s: &Stage<'_>) -> Result<()> {
+    let other = two_services(s)?;
     for client in [&s.pod1, &s.host1] {
         let socket = client.udp_socket(any(s))?;
         for _ in 0..2 {
@@ -433,12 +440,7 @@ fn dissolved(s: &Stage<'_>) -> Result<()> {
 }
 
 fn connected_twice(s: &Stage<'_>) -> Result<()> {
-    let other = s.world.numbers();
-    s.apply(&s.service("web"))?;
-    s.apply(&s.service_at("other", &other))?;
-    s.apply(&s.ready("web", &[&s.world.b1]))?;
-    s.apply(&s.ready("other", &[&s.world.b2]))?;
-    s.settle()?;
+    let other = two_services(s)?;
     for client in [&s.pod1, &s.host1] {
         let held = client.hold_udp(&s.cluster_ip())?;
         judged(held.outcome.answered_by("b1"))?;
