@@ -58,6 +58,14 @@ pub struct Flow {
     pub last_seen_s: u32,
     /// Seconds since boot of the flow's first packet.
     pub created_s: u32,
+    /// Index of the device by which such packets are sent on; 0 if the routes were
+    /// not asked yet, or the stack sends them. The routes are asked again in each
+    /// second that has such a packet.
+    pub out: u32,
+    /// Largest IP packet on that way in bytes, 0 if it is not known.
+    pub mtu: u32,
+    /// The neighbour that they go to; [`Address::ANY_V6`] if the kernel shall find it.
+    pub next_hop: Address,
 }
 
 impl FlowKey {
@@ -141,4 +149,4 @@ impl Flow {
 }
 
 const _: () = assert!(size_of::<FlowKey>() == 40);
-const _: () = assert!(size_of::<Flow>() == 80);
+const _: () = assert!(size_of::<Flow>() == 104);

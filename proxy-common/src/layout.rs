@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const LAYOUT_VERSION: u16 = if cfg!(feature = "other-layout") {
     u16::MAX
 } else {
-    2
+    3
 };
 
 /// Version of what a socket remembers (`socket_flows`, `udp_flows`). Apart from

@@ -13,7 +13,7 @@ struct Recorded {
 }
 
 const MAPS: Recorded = Recorded {
-    version: 2,
+    version: 3,
     current: LAYOUT_VERSION,
     sources: &[
         include_str!("../src/address.rs"),
@@ -31,7 +31,7 @@ const MAPS: Recorded = Recorded {
         include_str!("../src/udp_socket.rs"),
     ],
     names: &[],
-    hash: 0x3af6_9c73_fa95_faff,
+    hash: 0x1047_9639_5653_2281,
 };
 
 const SOCKETS: Recorded = Recorded {

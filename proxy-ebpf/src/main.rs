@@ -7,7 +7,7 @@
 //! every number apart from every other then, and try far more states.
 #![no_std]
 #![no_main]
-#![feature(core_intrinsics)]
+#![feature(core_intrinsics, asm_experimental_arch)]
 #![expect(
     internal_features,
     reason = "atomics without a fetched value have no stable name here"

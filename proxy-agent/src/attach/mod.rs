@@ -269,8 +269,16 @@ fn load(specs: &[MapSpec], directory: &Path, instance: u32) -> Result<Ebpf> {
             "this kernel lacks bpf_set_retval (Linux 6.1): refusals go by a closed loopback port"
         );
     }
+    let has_coarse_clock = u32::from(
+        is_helper_supported(
+            ProgramType::SchedClassifier,
+            BpfHelper::BPF_FUNC_ktime_get_coarse_ns,
+        )
+        .unwrap_or(false),
+    );
     let mut loader = EbpfLoader::new();
     loader.override_global("HAS_SET_RETVAL", &has_set_retval, true);
+    loader.override_global("HAS_COARSE_CLOCK", &has_coarse_clock, true);
     loader.override_global("INSTANCE", &instance, true);
     for spec in specs {
         loader.map_pin_path(spec.name, directory.join(spec.name));

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     maps::{self, FLOWS, FLOWS_NEW, KernelMaps, Work},
-    packet::TCP,
+    packet::{TCP, zero},
 };
 use core::hint::black_box;
 use proxy_common::{
@@ -111,8 +111,8 @@ fn store(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason>
     let local = maps::current_backend(target.backend).is_some_and(|it| it.local != 0);
     prepare(arrival, target, local);
     if !local {
-        let destination = arrival.scratch.flow.destination;
-        let out = route::to(arrival, arrival.packet.source, destination)?;
+        route::ask(arrival)?;
+        let out = arrival.scratch.flow.out;
         arrival.scratch.flow.source = route::source_address(out, arrival.packet.is_v4())?;
     }
     flows::derive_other(arrival.scratch);
@@ -165,6 +165,10 @@ fn prepare(arrival: &mut Arrival<'_>, target: &Target, local: bool) {
     flow.generation = target.backend.generation;
     flow.last_seen_s = now_s;
     flow.created_s = now_s;
+    let zero = zero() as u32;
+    flow.out = zero;
+    flow.mtu = zero;
+    flow.next_hop = Address::from_words([zero; 4]);
 }
 
 /// Stores the reply's half of a flow to a local backend, which sees the client's

@@ -6,7 +6,8 @@ use crate::{
     maps::{self, FLOWS, FLOWS_NEW, Work},
     packet::{Packet, zero},
 };
-use proxy_common::{DropReason, Flow, FlowKey, decide::Refusal};
+use core::hint::black_box;
+use proxy_common::{Address, DropReason, Flow, FlowKey, decide::Refusal};
 
 /// include/uapi/linux/bpf.h
 pub const ANY: u64 = 0;
@@ -62,9 +63,10 @@ fn copy(element: *const Flow, to: &mut Flow, key: &FlowKey) -> bool {
     tag == to.tag && tag == key.tag()
 }
 
-/// Notes a packet of the flow.
+/// Notes a packet of the flow. Whether it is the first one in this second, or the
+/// first at all.
 #[inline(always)]
-pub fn touch(arrival: &Arrival<'_>, found: &Found) {
+pub fn touch(arrival: &Arrival<'_>, found: &Found) -> bool {
     let packet = arrival.packet;
     let element = found.element;
     // SAFETY: the kernel hands a valid context.
@@ -78,12 +80,32 @@ pub fn touch(arrival: &Arrival<'_>, found: &Found) {
     unsafe {
         maps::add(&raw mut (*element).packets, segments.max(1) as u64);
         maps::add(&raw mut (*element).bytes, bytes as u64);
-        if (*element).last_seen_s != now_s {
-            (*element).last_seen_s = now_s;
-        }
         if state != old {
             (*element).state = state;
         }
+        let flow = &arrival.scratch.flow;
+        let is_first = flow.last_seen_s != now_s || flow.out == 0;
+        if is_first {
+            (*element).last_seen_s = now_s;
+        }
+        is_first
+    }
+}
+
+/// Notes where packets of the flow are sent on. Another CPU that reads one part
+/// from before and one from after sends one packet astray.
+#[inline(always)]
+pub fn note_way(scratch: &Work, found: &Found) {
+    let (element, flow) = (found.element, &scratch.flow);
+    // By words, since a copy from map to map is a call.
+    let [first, second, third, fourth] = flow.next_hop.words();
+    let next_hop = Address::from_words([first, second, third, black_box(fourth)]);
+    // SAFETY: as in `touch`; if the element was recycled, its flow asks anew in its
+    // next second.
+    unsafe {
+        (*element).out = flow.out;
+        (*element).mtu = flow.mtu;
+        (*element).next_hop = next_hop;
     }
 }
 
@@ -159,6 +181,9 @@ pub fn derive_other(scratch: &mut Work) {
     other.generation = flow.generation;
     other.last_seen_s = flow.last_seen_s;
     other.created_s = flow.created_s;
+    other.out = zero as u32;
+    other.mtu = zero as u32;
+    other.next_hop = Address::from_words([zero as u32; 4]);
 }
 
 /// The backend has answered: both halves move to `flows`, where no flood of new

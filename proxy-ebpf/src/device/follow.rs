@@ -37,7 +37,11 @@ pub fn incoming(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
             restore_other(arrival)?;
         }
     }
-    flows::touch(arrival, &found);
+    if flows::touch(arrival, &found) && arrival.scratch.flow.is_snat() {
+        route::ask(arrival)?;
+        flows::note_way(arrival.scratch, &found);
+        arrival.forget();
+    }
     Ok(true)
 }
 
@@ -56,8 +60,9 @@ pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
 #[inline(always)]
 fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason> {
     answered(arrival, found)?;
-    flows::touch(arrival, found);
-    rewrite(arrival.ctx, arrival.packet, &arrival.scratch.flow)?;
+    let _ = flows::touch(arrival, found);
+    let (packet, flow) = (arrival.packet, &arrival.scratch.flow);
+    rewrite(arrival.ctx, packet, flow, packet.ttl)?;
     if arrival.scratch.flow.device == arrival.index {
         return Ok(PASS);
     }

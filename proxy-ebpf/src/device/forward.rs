@@ -1,7 +1,7 @@
 //! The one place where packets that come in are sent on their way.
 
 use super::{Arrival, PASS, route};
-use crate::packet::{decrement_ttl, rewrite};
+use crate::packet::rewrite;
 use proxy_common::DropReason;
 
 /// Where a packet goes on.
@@ -9,8 +9,8 @@ use proxy_common::DropReason;
 enum Way {
     /// Up this node's stack.
     Up,
-    /// Out by the device of this index.
-    Out(u32),
+    /// Out as the flow says.
+    Out,
     /// Out by the stack, which cuts it into fragments.
     Fragmented,
 }
@@ -21,13 +21,16 @@ pub fn forward(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
     arrival.forget();
     let way = way(arrival)?;
     let (ctx, packet) = (arrival.ctx, arrival.packet);
-    if way != Way::Up {
-        decrement_ttl(ctx, packet)?;
-    }
-    rewrite(ctx, packet, &arrival.scratch.flow)?;
+    let ttl = match way {
+        Way::Up => packet.ttl,
+        // As everybody who forwards does (RFC 1812, 5.3.1; RFC 8200, 3).
+        _ if packet.ttl > 1 => packet.ttl - 1,
+        _ => return Err(DropReason::TtlExceeded),
+    };
+    rewrite(ctx, packet, &arrival.scratch.flow, ttl)?;
     match way {
         Way::Up => Ok(PASS),
-        Way::Out(index) => route::leave_by(arrival, index),
+        Way::Out => route::send_on(arrival),
         Way::Fragmented => route::leave_by_stack(arrival),
     }
 }
@@ -36,17 +39,11 @@ pub fn forward(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
 /// only, whose MTU is in the scratch space then.
 #[inline(always)]
 fn way(arrival: &mut Arrival<'_>) -> Result<Way, DropReason> {
-    let flow = &arrival.scratch.flow;
-    if !flow.is_snat() {
+    if !arrival.scratch.flow.is_snat() {
         return Ok(Way::Up);
     }
-    let out = if flow.is_reply() {
-        flow.device
-    } else {
-        route::to(arrival, arrival.packet.source, flow.destination)?
-    };
-    match route::exceeds(arrival, out) {
-        None => Ok(Way::Out(out)),
+    match route::exceeds(arrival) {
+        None => Ok(Way::Out),
         Some(_) if !arrival.packet.dont_fragment => Ok(Way::Fragmented),
         Some(mtu) => {
             arrival.scratch.mtu = mtu;

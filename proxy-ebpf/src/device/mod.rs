@@ -68,6 +68,9 @@ pub trait Direction {
     /// packet that is translated. Then it goes nowhere; else the stack has it.
     fn may_translate(ctx: &TcContext, device: &Device, packet: &Packet) -> bool;
 
+    /// Whether a packet needs no look, whatever it is.
+    fn is_done(ctx: &TcContext) -> bool;
+
     /// Answers a packet that is refused; `None` if it gets no answer.
     fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32>;
 }
@@ -83,6 +86,13 @@ impl Direction for Ingress {
             return forward::forward(arrival).map_err(refusal);
         }
         Ok(PASS)
+    }
+
+    /// The namespace of another node in a lab may have left a mark.
+    #[inline(always)]
+    fn is_done(ctx: &TcContext) -> bool {
+        route::was_sent_on(ctx);
+        false
     }
 
     #[inline(always)]
@@ -106,6 +116,11 @@ impl Direction for Egress {
     }
 
     #[inline(always)]
+    fn is_done(ctx: &TcContext) -> bool {
+        route::was_sent_on(ctx)
+    }
+
+    #[inline(always)]
     fn may_translate(ctx: &TcContext, _device: &Device, packet: &Packet) -> bool {
         fragments::comes_from_pod(ctx, packet)
     }
@@ -120,6 +135,9 @@ impl Direction for Egress {
 /// Reads the packet and carries out the verdict.
 #[inline(always)]
 pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
+    if D::is_done(ctx) {
+        return PASS;
+    }
     // SAFETY: the kernel hands a valid context.
     let index = unsafe { (*ctx.skb.skb).ifindex };
     let Some(device) = maps::device(index) else {

@@ -8,6 +8,7 @@ use crate::{
 use aya_ebpf::{
     EbpfContext,
     helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head},
+    programs::TcContext,
 };
 use proxy_common::{Address, Device, DeviceSettings, DropReason};
 
@@ -19,10 +20,16 @@ const AF_INET6: u8 = 10;
 const SUCCESS: i64 = 0;
 const NO_NEIGHBOUR: i64 = 7;
 const FRAGMENTATION_NEEDED: i64 = 8;
+/// BPF_FIB_LOOKUP_OUTPUT: the device is that to leave by.
+const OUTPUT: u32 = 2;
 
 const ETHERNET_HEADER: u32 = 14;
 const ETHERTYPE_OFFSET: usize = 12;
 const ETHERTYPE_IPV4: u16 = 0x0800;
+
+/// `__sk_buff.tc_index` of a packet that ingress sends on. Nobody else uses the
+/// field, and it is nothing that rules or sockets of anybody can see or set.
+const SENT_ON: u32 = 0xfa1e;
 
 /// `struct bpf_fib_lookup`, include/uapi/linux/bpf.h.
 #[repr(C)]
@@ -31,20 +38,75 @@ struct FibLookup {
     protocol: u8,
     source_port: u16,
     destination_port: u16,
-    /// 0: no check of the MTU.
+    /// In: bytes of the packet; 0 compares the real one with the device's MTU.
+    /// Out, from Linux 5.12 on, if the neighbour is known: the way's MTU.
     length: u16,
-    /// In: the device of arrival. Out: that to leave by.
+    /// In: the device of arrival, or that to leave by. Out: that to leave by.
     index: u32,
     flow_info: u32,
     source: [u32; 4],
+    /// Out: the next hop, of `family`.
     destination: [u32; 4],
     vlan: u32,
     macs: [u32; 3],
 }
 
+/// `struct bpf_redir_neigh`, include/uapi/linux/bpf.h.
+#[repr(C)]
+struct NextHop {
+    family: u32,
+    address: [u32; 4],
+}
+
+/// Asks the routes how packets of the flow are sent on, and notes it in the flow.
+/// Replies leave by the device by which the request came in.
+#[inline(always)]
+pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
+    let flow = &arrival.scratch.flow;
+    let is_reply = flow.is_reply();
+    let (source, index, flags) = if is_reply {
+        (flow.source, flow.device, OUTPUT)
+    } else {
+        (arrival.packet.source, arrival.index, 0)
+    };
+    let way = look_up(arrival, source, flow.destination, index, flags);
+    let flow = &mut arrival.scratch.flow;
+    let mut mtu = u32::MAX;
+    match way {
+        Some(way) if !is_reply || way.index == index => {
+            flow.out = way.index;
+            flow.next_hop = way.next_hop();
+            if way.length > 1 {
+                mtu = way.length as u32;
+            }
+        }
+        // The kernel knows by itself, or drops the packet.
+        _ if is_reply => {
+            flow.out = index;
+            flow.next_hop = Address::from_words([zero() as u32; 4]);
+        }
+        _ => return Err(DropReason::NoRoute),
+    }
+    let device = maps::device(flow.out);
+    flow.mtu = device.map_or(0, |device| device.mtu.min(mtu));
+    Ok(())
+}
+
 /// Index of the device that leads to `destination`, for a packet that came in here.
 #[inline(always)]
 pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Result<u32, DropReason> {
+    let way = look_up(arrival, source, destination, arrival.index, 0);
+    way.map(|way| way.index).ok_or(DropReason::NoRoute)
+}
+
+#[inline(always)]
+fn look_up(
+    arrival: &Arrival<'_>,
+    source: Address,
+    destination: Address,
+    index: u32,
+    flags: u32,
+) -> Option<FibLookup> {
     let v4 = arrival.packet.is_v4();
     let zero = zero() as u32;
     let words = |address: Address| {
@@ -59,8 +121,9 @@ pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Resul
         protocol: arrival.packet.protocol,
         source_port: 0,
         destination_port: 0,
-        length: 0,
-        index: arrival.index,
+        // Fits everywhere: `exceeds` judges.
+        length: 1,
+        index,
         flow_info: zero,
         source: words(source),
         destination: words(destination),
@@ -73,15 +136,66 @@ pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Resul
             arrival.ctx.as_ptr(),
             (&raw mut lookup).cast(),
             size_of::<FibLookup>() as i32,
-            0,
+            flags,
         )
     };
-    match answer {
-        // The neighbour is found when the packet is sent. The kernel compares the
-        // packet with the device's MTU even if not asked to; see `exceeds`.
-        SUCCESS | NO_NEIGHBOUR | FRAGMENTATION_NEEDED => Ok(lookup.index),
-        _ => Err(DropReason::NoRoute),
+    // The neighbour is found when the packet is sent.
+    matches!(answer, SUCCESS | NO_NEIGHBOUR | FRAGMENTATION_NEEDED).then_some(lookup)
+}
+
+impl FibLookup {
+    #[inline(always)]
+    fn next_hop(&self) -> Address {
+        if self.family == AF_INET {
+            Address::from_v4_word(self.destination[0])
+        } else {
+            Address::from_words(self.destination)
+        }
     }
+}
+
+/// Sends the packet on as its flow says. Egress lets it pass.
+#[inline(always)]
+pub fn send_on(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
+    let flow = &arrival.scratch.flow;
+    if flow.mtu != 0 {
+        // The device is one of ours, and so has the program that takes it off.
+        // SAFETY: the kernel hands a valid context.
+        unsafe { (*arrival.ctx.skb.skb).tc_index = SENT_ON };
+    }
+    let address = flow.next_hop.words();
+    if address[0] == 0 && address[1] == 0 && address[2] == 0 && address[3] == 0 {
+        return leave_by(arrival, flow.out);
+    }
+    link_header(arrival)?;
+    let mut next_hop = if flow.next_hop.is_v4() {
+        let zero = zero() as u32;
+        NextHop {
+            family: AF_INET as u32,
+            address: [address[3], zero, zero, zero],
+        }
+    } else {
+        NextHop {
+            family: AF_INET6 as u32,
+            address,
+        }
+    };
+    let size = size_of::<NextHop>() as i32;
+    // SAFETY: the structure has the kernel's layout.
+    Ok(unsafe { bpf_redirect_neigh(flow.out, (&raw mut next_hop).cast(), size, 0) } as i32)
+}
+
+/// Whether ingress has sent this packet on; it is told once.
+#[inline(always)]
+pub fn was_sent_on(ctx: &TcContext) -> bool {
+    // SAFETY: the kernel hands a valid context.
+    unsafe {
+        if (*ctx.skb.skb).tc_index != SENT_ON {
+            return false;
+        }
+        (*ctx.skb.skb).tc_index = 0;
+    }
+    true
 }
 
 /// Sends the packet out by a device; the kernel finds the next hop.
@@ -140,15 +254,18 @@ pub fn source_address(index: u32, v4: bool) -> Result<Address, DropReason> {
     Ok(address)
 }
 
-/// The MTU of a device, if the packet is larger. One that the kernel will cut
+/// The MTU of the flow's way, if the packet is larger. One that the kernel will cut
 /// into segments is judged by those.
 ///
 /// A fragment that may be fragmented again counts as larger if another one of its
 /// datagram may be: all of them must go the same way, since connection tracking
 /// on the slow path waits for those that are missing.
 #[inline(always)]
-pub fn exceeds(arrival: &Arrival<'_>, index: u32) -> Option<u32> {
-    let mtu = maps::device(index)?.mtu;
+pub fn exceeds(arrival: &Arrival<'_>) -> Option<u32> {
+    let mtu = arrival.scratch.flow.mtu;
+    if mtu == 0 {
+        return None;
+    }
     let packet = arrival.packet;
     // SAFETY: the kernel hands a valid context.
     let segment = unsafe { (*arrival.ctx.skb.skb).gso_size };

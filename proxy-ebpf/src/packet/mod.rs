@@ -4,6 +4,7 @@
 mod checksum;
 pub mod icmp;
 mod parse;
+mod part;
 mod quoted;
 mod reset;
 mod rewrite;

@@ -1,5 +1,6 @@
 //! From bytes to a [`Packet`].
 
+use super::part::Part;
 use aya_ebpf::programs::TcContext;
 use proxy_common::{Address, FlowKey};
 
@@ -8,6 +9,10 @@ pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const ICMP: u8 = 1;
 pub const ICMP_V6: u8 = 58;
+
+/// Where transport headers have their checksum.
+pub const TCP_CHECKSUM: usize = 16;
+pub const UDP_CHECKSUM: usize = 6;
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -46,12 +51,17 @@ pub struct Packet {
     pub transport: u32,
     /// Bytes from the IP header on, without padding.
     pub length: u32,
+    /// The word of the IP header with TTL or hop limit, as it stands: the third one
+    /// of IPv4, the second one of IPv6.
+    pub hops: u32,
     pub source: Address,
     pub destination: Address,
     /// Host byte order; for ICMP type and code.
     pub source_port: u16,
     /// Host byte order.
     pub destination_port: u16,
+    /// That of the transport header, as it stands.
+    pub checksum: u16,
     /// Identification of the datagram if this is a fragment of one.
     pub fragment_id: u32,
     pub fragment: Fragment,
@@ -160,8 +170,8 @@ pub fn parse(ctx: &TcContext, ip: u32, packet: &mut Packet) -> bool {
 /// Reads an IPv4 header.
 #[inline(always)]
 pub fn parse_v4(ctx: &TcContext, ip: u32) -> Option<Packet> {
-    let words = ctx.load::<[u32; 5]>(ip as usize).ok()?;
-    let first = u32::from_be(words[0]);
+    let part = Part::<20>::of(ctx, ip)?;
+    let first = u32::from_be(part.word::<0>());
     if first >> 28 != 4 {
         return None;
     }
@@ -169,8 +179,9 @@ pub fn parse_v4(ctx: &TcContext, ip: u32) -> Option<Packet> {
     if header < 20 {
         return None;
     }
-    let second = u32::from_be(words[1]);
-    let third = u32::from_be(words[2]);
+    let second = u32::from_be(part.word::<4>());
+    let hops = part.word::<8>();
+    let third = u32::from_be(hops);
     let more = second & 0x2000 != 0;
     let offset = second & 0x1fff;
     Some(Packet {
@@ -181,10 +192,12 @@ pub fn parse_v4(ctx: &TcContext, ip: u32) -> Option<Packet> {
         ip,
         transport: ip + header,
         length: first & 0xffff,
-        source: Address::from_v4_word(words[3]),
-        destination: Address::from_v4_word(words[4]),
+        hops,
+        source: Address::from_v4_word(part.word::<12>()),
+        destination: Address::from_v4_word(part.word::<16>()),
         source_port: 0,
         destination_port: 0,
+        checksum: 0,
         fragment_id: second >> 16,
         fragment: fragment(more, offset),
         dont_fragment: second & 0x4000 != 0,
@@ -194,11 +207,12 @@ pub fn parse_v4(ctx: &TcContext, ip: u32) -> Option<Packet> {
 /// Reads an IPv6 header and its extensions.
 #[inline(always)]
 pub fn parse_v6(ctx: &TcContext, ip: u32) -> Option<Packet> {
-    let words = ctx.load::<[u32; 10]>(ip as usize).ok()?;
-    if u32::from_be(words[0]) >> 28 != 6 {
+    let part = Part::<40>::of(ctx, ip)?;
+    if u32::from_be(part.word::<0>()) >> 28 != 6 {
         return None;
     }
-    let second = u32::from_be(words[1]);
+    let hops = part.word::<4>();
+    let second = u32::from_be(hops);
     let mut packet = Packet {
         family: Family::V6,
         protocol: (second >> 8) as u8,
@@ -207,10 +221,22 @@ pub fn parse_v6(ctx: &TcContext, ip: u32) -> Option<Packet> {
         ip,
         transport: ip + 40,
         length: (second >> 16) + 40,
-        source: Address::from_words([words[2], words[3], words[4], words[5]]),
-        destination: Address::from_words([words[6], words[7], words[8], words[9]]),
+        hops,
+        source: Address::from_words([
+            part.word::<8>(),
+            part.word::<12>(),
+            part.word::<16>(),
+            part.word::<20>(),
+        ]),
+        destination: Address::from_words([
+            part.word::<24>(),
+            part.word::<28>(),
+            part.word::<32>(),
+            part.word::<36>(),
+        ]),
         source_port: 0,
         destination_port: 0,
+        checksum: 0,
         fragment_id: 0,
         fragment: Fragment::Whole,
         dont_fragment: true,
@@ -253,21 +279,22 @@ fn fragment(more: bool, offset: u32) -> Fragment {
 /// The ports, and TCP's flags.
 #[inline(always)]
 fn parse_transport(ctx: &TcContext, packet: &mut Packet) -> Option<()> {
-    let at = packet.transport as usize;
     match packet.protocol {
         TCP => {
-            let words = ctx.load::<[u32; 5]>(at).ok()?;
-            set_ports(packet, words[0]);
-            packet.tcp_flags = (u32::from_be(words[3]) >> 16) as u8;
+            let part = Part::<20>::of(ctx, packet.transport)?;
+            set_ports(packet, part.word::<0>());
+            packet.tcp_flags = (u32::from_be(part.word::<12>()) >> 16) as u8;
+            packet.checksum = part.half::<TCP_CHECKSUM>();
         }
         UDP => {
-            let words = ctx.load::<[u32; 2]>(at).ok()?;
-            set_ports(packet, words[0]);
+            let part = Part::<8>::of(ctx, packet.transport)?;
+            set_ports(packet, part.word::<0>());
+            packet.checksum = part.half::<UDP_CHECKSUM>();
         }
         _ if packet.is_icmp() => {
             // Type and code, the checksum.
-            let words = ctx.load::<[u32; 2]>(at).ok()?;
-            set_ports(packet, words[0]);
+            let part = Part::<8>::of(ctx, packet.transport)?;
+            set_ports(packet, part.word::<0>());
         }
         _ => return None,
     }

@@ -121,17 +121,17 @@ fn addresses_v4(
 ) -> Result<(), i64> {
     let inner = [to.quoted_source.v4_word(), to.quoted_destination.v4_word()];
     let difference = checksum::difference(
-        [quoted.source.v4_word(), quoted.destination.v4_word()],
-        inner,
-    );
+        &[quoted.source.v4_word(), quoted.destination.v4_word()],
+        &inner,
+    ) as u64;
     let ip = quoted.ip as usize;
     ctx.store(ip + V4_ADDRESSES, &inner, 0)?;
     ctx.l3_csum_replace(ip + V4_CHECKSUM, 0, difference, 0)?;
     let outer = [to.source.v4_word(), to.destination.v4_word()];
     let difference = checksum::difference(
-        [packet.source.v4_word(), packet.destination.v4_word()],
-        outer,
-    );
+        &[packet.source.v4_word(), packet.destination.v4_word()],
+        &outer,
+    ) as u64;
     let ip = packet.ip as usize;
     ctx.store(ip + V4_ADDRESSES, &outer, 0)?;
     ctx.l3_csum_replace(ip + V4_CHECKSUM, 0, difference, 0)
@@ -146,11 +146,11 @@ fn addresses_v6(
     checksum: usize,
 ) -> Result<(), i64> {
     let inner = pair(to.quoted_source, to.quoted_destination);
-    let difference = checksum::difference(pair(quoted.source, quoted.destination), inner);
+    let difference = checksum::difference(&pair(quoted.source, quoted.destination), &inner) as u64;
     ctx.store(quoted.ip as usize + V6_ADDRESSES, &inner, 0)?;
     ctx.l4_csum_replace(checksum, 0, difference, 0)?;
     let outer = pair(to.source, to.destination);
-    let difference = checksum::difference(pair(packet.source, packet.destination), outer);
+    let difference = checksum::difference(&pair(packet.source, packet.destination), &outer) as u64;
     ctx.store(packet.ip as usize + V6_ADDRESSES, &outer, ACCOUNTED)?;
     ctx.l4_csum_replace(checksum, 0, difference, BPF_F_PSEUDO_HDR as u64)
 }

@@ -1,6 +1,10 @@
 //! A TCP packet becomes the RST that answers it.
 
-use super::{checksum, parse::Packet, rewrite};
+use super::{
+    checksum,
+    parse::{Packet, TCP_CHECKSUM},
+    rewrite,
+};
 use aya_ebpf::programs::TcContext;
 
 const HOPS: u8 = 64;
@@ -35,7 +39,8 @@ pub fn turn_into_reset(ctx: &TcContext, packet: &Packet) -> Result<(), i64> {
         // Data offset, flags, no window.
         (fourth & 0xf000_0000 | (flags as u32) << 16).to_be(),
     ];
-    ctx.l4_csum_replace(transport + 16, 0, checksum::difference(old, new), 0)?;
+    let difference = checksum::difference(&old, &new) as u64;
+    ctx.l4_csum_replace(transport + TCP_CHECKSUM, 0, difference, 0)?;
     ctx.store(transport, &new, 0)?;
     rewrite::swap_addresses(ctx, packet)?;
     rewrite::set_ttl(ctx, packet, HOPS)

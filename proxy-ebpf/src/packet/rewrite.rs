@@ -2,10 +2,12 @@
 
 use super::{
     checksum,
-    parse::{Family, Fragment, Packet, TCP, UDP},
+    parse::{Family, Fragment, Packet, TCP, TCP_CHECKSUM, UDP, UDP_CHECKSUM},
+    part::Part,
 };
 use aya_ebpf::{
     bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM},
+    helpers::generated::bpf_csum_update,
     programs::TcContext,
 };
 use proxy_common::{Address, DropReason, Flow};
@@ -23,35 +25,112 @@ pub const V6_ADDRESSES: usize = 8;
 /// such checksum, so there each change is accounted for.
 pub const ACCOUNTED: u64 = BPF_F_RECOMPUTE_CSUM as u64;
 
-/// Gives the packet the addresses and ports of `flow`.
+/// Gives the packet the addresses and ports of `flow`, and `ttl` as TTL or hop limit.
+///
+/// The kernel's helpers know how far a checksum is computed, programs do not. One
+/// call for the addresses, which are in every transport checksum, shows it; all else
+/// is written directly, since every call costs.
 #[inline(always)]
-pub fn rewrite(ctx: &TcContext, packet: &Packet, flow: &Flow) -> Result<(), DropReason> {
-    change(ctx, packet, flow).map_err(|_| DropReason::RewriteFailed)
+pub fn rewrite(ctx: &TcContext, packet: &Packet, flow: &Flow, ttl: u8) -> Result<(), DropReason> {
+    change(ctx, packet, flow, ttl).map_err(|_| DropReason::RewriteFailed)
 }
 
 #[inline(always)]
-fn change(ctx: &TcContext, packet: &Packet, flow: &Flow) -> Result<(), i64> {
-    let difference = match packet.family {
-        Family::V4 => addresses_v4(ctx, packet, flow)?,
-        Family::V6 => addresses_v6(ctx, packet, flow)?,
+fn change(ctx: &TcContext, packet: &Packet, flow: &Flow, ttl: u8) -> Result<(), i64> {
+    let v4 = packet.is_v4();
+    let difference = if v4 {
+        checksum::difference(
+            &[packet.source.v4_word(), packet.destination.v4_word()],
+            &[flow.source.v4_word(), flow.destination.v4_word()],
+        )
+    } else {
+        checksum::difference(
+            &pair(packet.source, packet.destination),
+            &pair(flow.source, flow.destination),
+        )
     };
-    if packet.fragment == Fragment::Later {
-        // The transport header, and its checksum, came with the first one.
+    // The transport header, and its checksum, came with the first fragment.
+    if packet.fragment != Fragment::Later {
+        transport(ctx, packet, flow, difference)?;
+    }
+    if v4 {
+        let mut header = Part::<20>::of(ctx, packet.ip).ok_or(-1)?;
+        let [hops, checksum] = halves(packet.hops);
+        let [new_hops, _] = halves(set_byte::<0>(packet.hops, ttl));
+        let change = checksum::add(difference, checksum::difference_of_halves(hops, new_hops));
+        header.set_half::<V4_TTL>(new_hops);
+        header.set_half::<V4_CHECKSUM>(checksum::replace(checksum, change));
+        header.set_word::<12>(flow.source.v4_word());
+        header.set_word::<16>(flow.destination.v4_word());
         return Ok(());
     }
+    let mut header = Part::<40>::of(ctx, packet.ip).ok_or(-1)?;
+    let hops = set_byte::<3>(packet.hops, ttl);
+    let (source, destination) = (flow.source.words(), flow.destination.words());
+    header.set_word::<4>(hops);
+    header.set_word::<8>(source[0]);
+    header.set_word::<12>(source[1]);
+    header.set_word::<16>(source[2]);
+    header.set_word::<20>(source[3]);
+    header.set_word::<24>(destination[0]);
+    header.set_word::<28>(destination[1]);
+    header.set_word::<32>(destination[2]);
+    header.set_word::<36>(destination[3]);
+    let change = checksum::add(difference, checksum::difference(&[packet.hops], &[hops]));
+    // SAFETY: the context is this program's. It fails where there is no such sum.
+    unsafe { bpf_csum_update(ctx.skb.skb, change) };
+    Ok(())
+}
+
+/// Ports, and the checksum. What is written without a helper cancels out in the sum
+/// that the kernel may have of the packet.
+#[inline(always)]
+fn transport(ctx: &TcContext, packet: &Packet, flow: &Flow, addresses: u32) -> Result<(), i64> {
     let old = ports(packet.source_port, packet.destination_port);
     let new = ports(flow.source_port, flow.destination_port);
-    let transport = packet.transport as usize;
-    let (checksum, flags) = match packet.protocol {
-        TCP => (transport + 16, 0),
+    let (at, flags) = match packet.protocol {
+        TCP => (TCP_CHECKSUM, 0),
         // A checksum of zero means none, and stays zero.
-        UDP => (transport + 6, BPF_F_MARK_MANGLED_0 as u64),
+        UDP => (UDP_CHECKSUM, BPF_F_MARK_MANGLED_0 as u64),
         _ => return Err(-1),
     };
-    ctx.l4_csum_replace(checksum, 0, difference, BPF_F_PSEUDO_HDR as u64 | flags)?;
-    if old != new {
-        ctx.l4_csum_replace(checksum, old as u64, new as u64, 4 | flags)?;
-        ctx.store(transport, &new, 0)?;
+    let checksum_at = packet.transport as usize + at;
+    ctx.l4_csum_replace(
+        checksum_at,
+        0,
+        addresses as u64,
+        BPF_F_PSEUDO_HDR as u64 | flags,
+    )?;
+    let is_udp = packet.protocol == UDP;
+    let mangled = |sum: u16| if is_udp && sum == 0 { u16::MAX } else { sum };
+    let whole = mangled(checksum::replace(packet.checksum, addresses));
+    // Where the kernel has summed up the pseudo header only.
+    let partial = mangled(!checksum::replace(!packet.checksum, addresses));
+    let ports = checksum::difference(&[old], &[new]);
+    let with_ports = mangled(checksum::replace(whole, ports));
+    if is_udp {
+        let mut header = Part::<8>::of(ctx, packet.transport).ok_or(-1)?;
+        header.set_word::<0>(new);
+        if packet.checksum == 0 {
+            return Ok(());
+        }
+        let now = header.half::<UDP_CHECKSUM>();
+        if now != partial {
+            header.set_half::<UDP_CHECKSUM>(with_ports);
+            return Ok(());
+        }
+    } else {
+        let mut header = Part::<20>::of(ctx, packet.transport).ok_or(-1)?;
+        header.set_word::<0>(new);
+        let now = header.half::<TCP_CHECKSUM>();
+        if now != partial {
+            header.set_half::<TCP_CHECKSUM>(with_ports);
+            return Ok(());
+        }
+    }
+    if whole == partial {
+        // Nothing to tell it by; the helper knows.
+        ctx.l4_csum_replace(checksum_at, old as u64, new as u64, 4 | flags)?;
     }
     Ok(())
 }
@@ -62,23 +141,19 @@ fn ports(source: u16, destination: u16) -> u32 {
     ((source as u32) << 16 | destination as u32).to_be()
 }
 
+/// A word's halves in the order of the packet.
 #[inline(always)]
-fn addresses_v4(ctx: &TcContext, packet: &Packet, flow: &Flow) -> Result<u64, i64> {
-    let old = [packet.source.v4_word(), packet.destination.v4_word()];
-    let new = [flow.source.v4_word(), flow.destination.v4_word()];
-    let difference = checksum::difference(old, new);
-    let ip = packet.ip as usize;
-    ctx.store(ip + V4_ADDRESSES, &new, 0)?;
-    ctx.l3_csum_replace(ip + V4_CHECKSUM, 0, difference, 0)?;
-    Ok(difference)
+fn halves(word: u32) -> [u16; 2] {
+    let word = u32::from_be(word);
+    [((word >> 16) as u16).to_be(), (word as u16).to_be()]
 }
 
+/// A word of the packet with another byte at `AT`.
 #[inline(always)]
-fn addresses_v6(ctx: &TcContext, packet: &Packet, flow: &Flow) -> Result<u64, i64> {
-    let old = pair(packet.source, packet.destination);
-    let new = pair(flow.source, flow.destination);
-    ctx.store(packet.ip as usize + V6_ADDRESSES, &new, ACCOUNTED)?;
-    Ok(checksum::difference(old, new))
+fn set_byte<const AT: u32>(word: u32, byte: u8) -> u32 {
+    let shift = 24 - AT * 8;
+    let word = u32::from_be(word) & !(0xff << shift);
+    (word | (byte as u32) << shift).to_be()
 }
 
 /// Both addresses, as IPv6 headers have them.

@@ -132,3 +132,37 @@ fn a_second_uplink_serves_and_answers() {
         Ok(())
     });
 }
+
+#[test]
+fn a_flow_notices_that_the_route_to_its_backend_has_changed() {
+    // Semantics 38.
+    routed::LAB.story(|scene| {
+        let (c1, n1, n3) = (scene.c1(), scene.node("n1"), scene.node("n3").host());
+        let ways = [
+            (scene.b2.v4().to_string(), IpAddr::from(c1.v4())),
+            (scene.b2.v6().to_string(), c1.v6().into()),
+        ];
+        for ((backend, from), to) in ways.into_iter().zip(FAR.node_ports(scene)?) {
+            let again = || {
+                c1.dial(Dial {
+                    from: Some(SocketAddr::new(from, 42_100)),
+                    timeout_ms: 200,
+                    ..Dial::new(Transport::Udp, to)
+                })
+            };
+            again()?.answered_by("b2")?;
+            // n3 leads nowhere: who goes there shows that it does.
+            n3.ip(&format!("route add blackhole {backend}"))?;
+            n1.host().route(&backend, n3)?;
+            scene
+                .within(lab::IN_FORCE, || again()?.unanswered())
+                .context("the new way")?;
+            n1.host().ip(&format!("route del {backend}"))?;
+            scene
+                .within(lab::IN_FORCE, || again()?.answered_by("b2"))
+                .context("the old way")?;
+            n3.ip(&format!("route del blackhole {backend}"))?;
+        }
+        Ok(())
+    });
+}
