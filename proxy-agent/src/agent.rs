@@ -6,6 +6,7 @@
 //! publish. The kernel's waits for readers run beside the loop.
 
 mod devices;
+mod health_checks;
 mod opt_outs;
 mod report;
 mod retry;
@@ -18,7 +19,7 @@ use crate::config::{Config, SourceConfig};
 use crate::devices::{self as network, Network};
 use crate::flows::Collector;
 use crate::model::{ObjectName, Warning};
-use crate::observe::{EventWriter, Health, Metrics, serve_health, serve_metrics};
+use crate::observe::{EventWriter, Health, HealthChecks, Metrics, serve_health, serve_metrics};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::{Change, Contest, KernelError, Publisher, Retired};
 use crate::resolve;
@@ -93,6 +94,7 @@ pub async fn run(config: Config) -> Result<()> {
         store: Store::new(config.node_name.as_str().into()),
         publisher,
         metrics,
+        health_checks: HealthChecks::new(health.clone()),
         health,
         pruned: false,
         reseeded: false,
@@ -179,6 +181,7 @@ struct Agent {
     publisher: Publisher<BpfKernel>,
     metrics: Arc<Metrics>,
     health: Arc<Health>,
+    health_checks: HealthChecks,
     /// Whether what no Service asks for was removed since the start.
     pruned: bool,
     /// Whether every Maglev table must be made anew.
@@ -228,6 +231,7 @@ impl Agent {
         loop {
             let (retry_at, sweep_at) = (self.retry.at, self.sweep_at);
             let devices_at = self.devices.due.filter(|_| self.can_publish());
+            let health_checks_at = self.health_checks.due().filter(|_| self.can_publish());
             let remind_at = self.upgrade.as_ref().map(|it| it.remind_at);
             tokio::select! {
                 biased;
@@ -239,6 +243,7 @@ impl Agent {
                 }
                 seed = seeds.next() => self.take_seed(seed)?,
                 () = wait_until(devices_at) => {}
+                () = wait_until(health_checks_at) => {}
                 () = wait_until(retry_at) => {}
                 () = wait_until(sweep_at) => self.sweep_due = true,
                 () = wait_until(remind_at) => self.upgrade.iter_mut().for_each(PendingUpgrade::remind),
@@ -288,7 +293,6 @@ impl Agent {
     /// Takes in the event and all that have arrived behind it.
     fn take_events(&mut self, first: Event, more: &mut mpsc::Receiver<Event>) {
         self.waiting_since.get_or_insert_with(Instant::now);
-        self.metrics.queued();
         self.take_event(first);
         for _ in 1..EVENTS_PER_PUBLISH {
             match more.try_recv() {
@@ -296,6 +300,7 @@ impl Agent {
                 Err(_) => break,
             }
         }
+        self.metrics.changed(self.store.take_changes());
     }
 
     fn take_event(&mut self, event: Event) {
@@ -313,6 +318,7 @@ impl Agent {
         if !self.can_publish() {
             return Ok(());
         }
+        self.health.pending();
         self.follow_opt_outs();
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
         dirty.extend(self.retry.take_due(tokio::time::Instant::now()));
@@ -324,6 +330,7 @@ impl Agent {
             self.publish_services(dirty)?;
         }
         self.publish_node_addresses();
+        self.follow_health_checks();
         self.follow_devices();
         self.finish_upgrade()?;
         if self.flows.is_none() && self.upgrade.is_none() {
@@ -331,20 +338,25 @@ impl Agent {
             self.flows = Some(collector);
         }
         self.waiting_since = None;
+        self.tell_up_to_date();
         Ok(())
     }
 
     fn publish_services(&mut self, names: BTreeSet<ObjectName>) -> Result<()> {
-        self.health.pending();
         let started = Instant::now();
         let waited_from = self.waiting_since.unwrap_or(started);
         let changes: Vec<Change> = names.into_iter().map(|name| self.resolve(name)).collect();
         let services = changes.len();
+        let claims = self.health_check_claims(&changes);
         let failures = self.publisher.publish(changes);
         for (service, error) in &failures {
             self.tell_failure(service, error);
         }
         self.tell_contests();
+        // Once the kernel has it: a load balancer acts at once on what it is told.
+        for (service, claim) in claims {
+            self.health_checks.set(service, claim);
+        }
         if !self.pruned {
             self.publisher
                 .prune()
@@ -360,11 +372,6 @@ impl Agent {
         self.metrics
             .published(took, waited, failures.len(), self.publisher.sizes());
         self.tell_programming_latency();
-        // What one Service asks for in vain is told by log and metric; it does
-        // not make the node unhealthy.
-        if self.upgrade.is_none() {
-            self.health.updated();
-        }
         let failed = failures.into_iter().map(|(service, _)| service).collect();
         self.retry.schedule(failed, tokio::time::Instant::now());
         Ok(())
@@ -405,19 +412,8 @@ impl Agent {
             .finish(self.publisher.kernel_mut(), self.devices.hooks())
             .context("changing over to the new maps (the next start goes on with it)")?;
         self.follow_devices();
-        self.health.updated();
         tracing::info!(took = ?started.elapsed(), failed, "the new maps are in force");
         Ok(())
-    }
-
-    /// Changes from before the agent came would tell how long it was away
-    /// (pkg/proxy/endpointschangetracker.go, `trackerStartTime`).
-    fn tell_programming_latency(&mut self) {
-        for triggered_ms in self.store.take_triggers_ms() {
-            if triggered_ms >= self.started.as_millisecond() {
-                self.metrics.programmed(triggered_ms);
-            }
-        }
     }
 
     /// What this node shall do with a Service; new warnings are told.

@@ -5,17 +5,7 @@ use crate::row::Row;
 use anyhow::{Result, ensure};
 
 /// What is missing, and the rows that wait for it.
-const PENDING: &[(&str, &[&str])] = &[(
-    "health check node ports",
-    &[
-        "health-port-counts-local-ready-endpoints",
-        "health-port-fails-without-local-endpoint",
-        "health-port-fails-while-only-terminating",
-        "health-port-works-without-node-ports",
-        "health-port-closes-with-the-policy",
-        "health-port-closes-with-the-service",
-    ],
-)];
+const PENDING: &[(&str, &[&str])] = &[];
 
 /// What a row waits for.
 pub(crate) fn reason(row: &Row) -> Option<&'static str> {

@@ -1,4 +1,5 @@
-//! What is wrong with objects: told by log, metric, and an Event on the object.
+//! What is wrong with objects: told by log, metric, and an Event on the object;
+//! and how far the kernel is, by health and metrics.
 
 use super::Agent;
 use crate::model::{Kind, ObjectName, Reason, Warning};
@@ -47,6 +48,28 @@ impl Agent {
             self.warn(&Warning::new(Kind::Service, service, reason, message));
         }
         self.contests = contests;
+    }
+
+    /// Changes from before the agent came would tell how long it was away
+    /// (pkg/proxy/endpointschangetracker.go, `trackerStartTime`).
+    pub(super) fn tell_programming_latency(&mut self) {
+        for trigger in self.store.take_triggers() {
+            if trigger.triggered_ms > self.started.as_millisecond() {
+                self.metrics.programmed(trigger);
+            }
+        }
+    }
+
+    /// The kernel has all that is known, but for what one Service asks for in
+    /// vain: that is told by log and metric, and does not make the node unhealthy.
+    pub(super) fn tell_up_to_date(&mut self) {
+        // Until an upgrade is over the kernel works with the old maps.
+        let in_force = self.upgrade.is_none();
+        self.metrics
+            .up_to_date(in_force && self.retry.services.is_empty());
+        if in_force {
+            self.health.updated();
+        }
     }
 
     /// Never waits: what there is no room for is left out, and counted.

@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 use proxy_common::limits;
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 /// Where maps and links are pinned unless `--pin-dir` says otherwise.
@@ -109,6 +109,7 @@ impl Options {
             resolve: ResolveOptions {
                 service_proxy_name: options.service_proxy_name.map(Into::into),
                 external_ips: options.external_ips.unwrap_or(true),
+                health_check_node_ports: options.health_check_node_ports.unwrap_or(true),
                 skip,
             },
         })
@@ -202,6 +203,15 @@ impl NodePortAddresses {
         let eligible = local.iter().filter(|ip| eligible(ip) && serves(ip));
         Some(eligible.copied().collect())
     }
+
+    /// Where to listen so as to be heard on the addresses that serve NodePorts:
+    /// if all do, then on any, loopback too, as kube-proxy does.
+    pub fn listening(&self, serving: &BTreeSet<IpAddr>) -> BTreeSet<IpAddr> {
+        if *self != Self::All {
+            return serving.clone();
+        }
+        serving.iter().map(unspecified).collect()
+    }
 }
 
 /// Loopback is served by another rule; an IPv6 link-local address may stand on
@@ -210,6 +220,13 @@ fn eligible(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_unspecified(),
         IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unspecified() && !v6.is_unicast_link_local(),
+    }
+}
+
+fn unspecified(ip: &IpAddr) -> IpAddr {
+    match ip {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
 }
 

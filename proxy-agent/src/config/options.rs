@@ -72,6 +72,9 @@ pub struct Options {
     /// Serve spec.externalIPs (anyone who may write a Service can claim an address: CVE-2020-8554) [default: true]
     #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub external_ips: Option<bool>,
+    /// Listen on spec.healthCheckNodePort of Services; `false` beside a kube-proxy that does [default: true]
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub health_check_node_ports: Option<bool>,
     /// Frontends to leave alone, as ADDRESS, ADDRESS:PORT or ADDRESS:PORT/PROTOCOL (NodeLocal DNSCache)
     #[arg(long, value_name = "FRONTEND", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
@@ -167,6 +170,7 @@ impl Options {
                 pin_dir,
                 host_namespace_only,
                 external_ips,
+                health_check_node_ports,
                 skip_frontends,
                 service_proxy_name,
                 log,

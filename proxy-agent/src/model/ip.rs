@@ -24,6 +24,14 @@ impl Family {
     }
 
     /// The family as `ipFamilies` and `addressType` spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::V4 => "IPv4",
+            Self::V6 => "IPv6",
+        }
+    }
+
+    /// The family as `ipFamilies` and `addressType` spell it.
     pub(super) fn parse(text: &str) -> Option<Self> {
         match text {
             "IPv4" => Some(Self::V4),

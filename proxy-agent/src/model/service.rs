@@ -63,6 +63,8 @@ pub struct Service {
     pub internal_local: bool,
     /// Whether `spec.externalTrafficPolicy` is `Local`.
     pub external_local: bool,
+    /// `spec.healthCheckNodePort`, 0 for none.
+    pub health_check_node_port: u16,
     /// `spec.ports`, each name once.
     pub ports: Box<[ServicePort]>,
 }
@@ -127,6 +129,7 @@ struct RawSpec {
     session_affinity_config: Option<RawAffinity>,
     internal_traffic_policy: Option<String>,
     external_traffic_policy: Option<String>,
+    health_check_node_port: Option<i64>,
     ports: Option<Vec<RawPort>>,
 }
 
@@ -226,6 +229,11 @@ impl RawService {
             external_local: is_local(
                 spec.external_traffic_policy.as_deref(),
                 "externalTrafficPolicy",
+                &mut warn,
+            ),
+            health_check_node_port: node_port(
+                spec.health_check_node_port,
+                format_args!("spec.healthCheckNodePort"),
                 &mut warn,
             ),
             ports: spec.ports(&mut warn),
@@ -382,21 +390,31 @@ impl RawPort {
             format_args!("spec.ports[{name:?}].protocol"),
             warn,
         )?;
-        let node_port = match self.node_port.unwrap_or_default() {
-            0 => 0,
-            number => port_number(number).unwrap_or_else(|| {
-                let message =
-                    format!("spec.ports[{name:?}].nodePort {number} is not in 1 to 65535, there is none; correct it");
-                warn(Reason::InvalidPort, message);
-                0
-            }),
-        };
+        let field = format_args!("spec.ports[{name:?}].nodePort");
+        let node_port = node_port(self.node_port, field, warn);
         Some(ServicePort {
             name: name.into(),
             protocol,
             port,
             node_port,
         })
+    }
+}
+
+/// A port of the node, 0 for none.
+fn node_port(
+    number: Option<i64>,
+    field: fmt::Arguments<'_>,
+    warn: &mut impl FnMut(Reason, String),
+) -> u16 {
+    match number.unwrap_or_default() {
+        0 => 0,
+        number => port_number(number).unwrap_or_else(|| {
+            let message =
+                format!("{field} {number} is not in 1 to 65535, there is none; correct it");
+            warn(Reason::InvalidPort, message);
+            0
+        }),
     }
 }
 

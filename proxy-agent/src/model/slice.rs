@@ -33,6 +33,14 @@ pub struct EndpointSlice {
     pub triggered_ms: Option<i64>,
 }
 
+impl EndpointSlice {
+    /// Whether the other says the same of the same endpoints, be it at another time.
+    pub fn is_alike(&self, other: &Self) -> bool {
+        (&self.service, self.family) == (&other.service, other.family)
+            && (&self.ports, &self.endpoints) == (&other.ports, &other.endpoints)
+    }
+}
+
 /// A port of a slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SlicePort {

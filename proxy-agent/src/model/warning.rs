@@ -82,6 +82,8 @@ pub enum Reason {
     MapFull,
     /// The kernel does not take the object as it is.
     NotPublished,
+    /// A `healthCheckNodePort` on which this node cannot listen.
+    HealthCheckPortTaken,
 }
 
 impl Reason {
@@ -104,6 +106,7 @@ impl Reason {
             Self::FrontendTaken => "FrontendTaken",
             Self::MapFull => "MapFull",
             Self::NotPublished => "NotPublished",
+            Self::HealthCheckPortTaken => "HealthCheckPortTaken",
         }
     }
 }

@@ -4,9 +4,10 @@ use super::connections::Connections;
 use super::events::EventOutcome;
 use crate::attach::{MapSizes, MapSpec, layout};
 use crate::flows::{Removed, State, Summary};
-use crate::model::Warning;
+use crate::model::{self, Warning};
 use crate::publish::Sizes;
 use crate::sockets;
+use crate::store::{Changes, Trigger};
 use anyhow::{Context, Result, bail};
 use aya::maps::{MapData, PerCpuArray};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -43,6 +44,24 @@ struct Map {
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct IpFamily {
+    ip_family: &'static str,
+}
+
+impl IpFamily {
+    fn of(family: model::Family) -> Self {
+        Self {
+            ip_family: family.as_str(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct SocketState {
+    state: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct FlowLabels {
     protocol: &'static str,
     state: &'static str,
@@ -62,7 +81,12 @@ pub struct Metrics {
     last_queued: Seconds,
     event_to_kernel: Histogram,
     first_publish: Seconds,
-    network_programming: Histogram,
+    network_programming: Family<IpFamily, Histogram>,
+    service_changes: Counter,
+    service_changes_pending: Gauge,
+    endpoint_changes: Counter,
+    endpoint_changes_pending: Gauge,
+    health_checks: Family<SocketState, Gauge>,
     failures: Counter,
     warnings: Family<Reason, Counter>,
     events: Family<Outcome, Counter>,
@@ -86,7 +110,14 @@ impl Metrics {
             sync_duration: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
             last_sync: Gauge::default(),
             last_queued: Gauge::default(),
-            network_programming: Histogram::new(exponential_buckets(0.001, 2.0, 20)),
+            network_programming: Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(0.001, 2.0, 20))
+            }),
+            service_changes: Counter::default(),
+            service_changes_pending: Gauge::default(),
+            endpoint_changes: Counter::default(),
+            endpoint_changes_pending: Gauge::default(),
+            health_checks: Family::default(),
             event_to_kernel: Histogram::new(exponential_buckets(0.000_05, 2.0, 20)),
             first_publish: Gauge::default(),
             failures: Counter::default(),
@@ -104,6 +135,10 @@ impl Metrics {
         metrics.register_kube_proxy_names(&mut registry);
         metrics.register_own(&mut registry, sizes);
         metrics.registry = registry;
+        // A series that starts from 0 can be told from one that is missing.
+        for family in model::Family::ALL.map(IpFamily::of) {
+            drop(metrics.network_programming.get_or_create(&family));
+        }
         metrics
     }
 
@@ -138,6 +173,26 @@ impl Metrics {
             "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
             "When a change was last queued, seconds since the epoch",
             self.last_queued.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_service_changes",
+            "Changes of Services",
+            self.service_changes.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_service_changes_pending",
+            "Changes of Services that the kernel does not have yet",
+            self.service_changes_pending.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_endpoint_changes",
+            "Changes of EndpointSlices",
+            self.endpoint_changes.clone(),
+        );
+        registry.register(
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending",
+            "Changes of EndpointSlices that the kernel does not have yet",
+            self.endpoint_changes_pending.clone(),
         );
     }
 
@@ -200,6 +255,11 @@ impl Metrics {
             self.sockets_guarded.clone(),
         );
         registry.register(
+            "fairlead_health_check_sockets",
+            "Sockets of health check node ports: open, or failed for now",
+            self.health_checks.clone(),
+        );
+        registry.register(
             "fairlead_contested_frontends",
             "Frontends that more than one Service asks for",
             self.contested.clone(),
@@ -237,9 +297,32 @@ impl Metrics {
             .inc();
     }
 
-    /// A change was queued.
-    pub fn queued(&self) {
-        self.last_queued.set(now_s());
+    /// Changes have come in.
+    pub fn changed(&self, changes: Changes) {
+        if changes.to_publish {
+            self.last_queued.set(now_s());
+        }
+        self.service_changes.inc_by(changes.services);
+        self.service_changes_pending.inc_by(changes.services as i64);
+        self.endpoint_changes.inc_by(changes.slices);
+        self.endpoint_changes_pending.inc_by(changes.slices as i64);
+    }
+
+    /// No change waits for the kernel; `complete` if none has failed either.
+    pub fn up_to_date(&self, complete: bool) {
+        self.service_changes_pending.set(0);
+        self.endpoint_changes_pending.set(0);
+        if complete {
+            self.last_sync.set(now_s());
+        }
+    }
+
+    /// Sockets of health check node ports.
+    pub fn health_checks(&self, (open, failed): (usize, usize)) {
+        for (state, count) in [("open", open), ("failed", failed)] {
+            let labels = SocketState { state };
+            self.health_checks.get_or_create(&labels).set(count as i64);
+        }
     }
 
     /// One publish ended: how long it took, and how long its first change waited in all.
@@ -247,9 +330,6 @@ impl Metrics {
         self.sync_duration.observe(took.as_secs_f64());
         self.event_to_kernel.observe(waited.as_secs_f64());
         self.failures.inc_by(failures as u64);
-        if failures == 0 {
-            self.last_sync.set(now_s());
-        }
         for (map, entries) in [
             ("frontends", sizes.frontends),
             ("backends", sizes.backends),
@@ -269,11 +349,12 @@ impl Metrics {
         self.first_publish.set(took.as_secs_f64());
     }
 
-    /// A slice is in the kernel whose change began at this time (milliseconds
-    /// since the epoch, by the clock of the controller that wrote it).
-    pub fn programmed(&self, triggered_ms: i64) {
-        let triggered_s = triggered_ms as f64 / 1000.0;
+    /// A slice is in the kernel whose change began at this time, by the clock of
+    /// the controller that wrote it.
+    pub fn programmed(&self, trigger: Trigger) {
+        let triggered_s = trigger.triggered_ms as f64 / 1000.0;
         self.network_programming
+            .get_or_create(&IpFamily::of(trigger.family))
             .observe((now_s() - triggered_s).max(0.0));
     }
 

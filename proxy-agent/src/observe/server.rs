@@ -10,10 +10,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Serves /healthz, /livez and /readyz; returns once the socket listens.
 pub async fn serve_health(
@@ -24,14 +27,14 @@ pub async fn serve_health(
     let healthz = {
         let (health, metrics) = (health.clone(), metrics.clone());
         move || async move {
-            let response = answer(&health, |report| report.healthy && report.node_eligible);
+            let response = answer(health.report());
             metrics.proxy_healthz(response.status().as_u16());
             response
         }
     };
     let ready = health.clone();
     let livez = move || async move {
-        let response = answer(&health, |report| report.healthy);
+        let response = answer(health.report_of_proxy());
         metrics.proxy_livez(response.status().as_u16());
         response
     };
@@ -76,9 +79,8 @@ pub async fn serve_metrics(address: SocketAddr, metrics: Arc<Metrics>) -> Result
     .await
 }
 
-fn answer(health: &Health, good: impl FnOnce(&Report) -> bool) -> Response {
-    let report = health.report();
-    let status = if good(&report) {
+fn answer(report: Report) -> Response {
+    let status = if report.is_good() {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
@@ -87,35 +89,58 @@ fn answer(health: &Health, good: impl FnOnce(&Report) -> bool) -> Response {
     (status, headers, Json(report)).into_response()
 }
 
-/// Connections of one endpoint at a time; further ones are closed at once.
+/// Connections of one endpoint at a time.
 const CONNECTIONS_MAX: usize = 256;
 
-/// How long a connection may last: probes and scrapes connect anew.
+/// How long a connection may last, and an answer on it: probes and scrapes
+/// connect anew.
 const CONNECTION_MAX: Duration = Duration::from_secs(10);
 
 async fn serve(address: SocketAddr, router: Router, flag: &str) -> Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| {
         format!("listening on {address}: choose another with {flag} (kube-proxy may still run)")
     })?;
-    tokio::spawn(async move {
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        loop {
-            let Ok((stream, _)) = listener.accept().await else {
-                // Out of descriptors, most likely: others close in the meantime.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let Ok(permit) = room.clone().try_acquire_owned() else {
-                continue;
-            };
-            let service = TowerToHyperService::new(router.clone());
-            tokio::spawn(async move {
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    tokio::spawn(accept(listener, router, room));
+    Ok(())
+}
+
+/// Answers for ever. Connections that find no room are closed at once; all of
+/// them end with this future.
+pub(super) async fn accept(listener: TcpListener, router: Router, room: Arc<Semaphore>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(_) = connections.join_next() => continue,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of descriptors, most likely: others close in the meantime.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        if let Ok(permit) = room.clone().try_acquire_owned() {
+            let router = router.clone();
+            connections.spawn(async move {
                 let _permit = permit;
-                let serving = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-                // A client that goes away in the middle is its own business.
-                let _ = tokio::time::timeout(CONNECTION_MAX, serving).await;
+                answer_on(stream, router).await;
             });
         }
-    });
-    Ok(())
+    }
+}
+
+/// A client that goes away in the middle is its own business.
+async fn answer_on(stream: TcpStream, router: Router) {
+    let service = TowerToHyperService::new(router);
+    let mut serving = pin!(
+        http1::Builder::new()
+            // As Go writes them: not every load balancer ignores case.
+            .title_case_headers(true)
+            .serve_connection(TokioIo::new(stream), service)
+    );
+    if timeout(CONNECTION_MAX, serving.as_mut()).await.is_err() {
+        // An answer that is under way is finished.
+        serving.as_mut().graceful_shutdown();
+        let _ = timeout(CONNECTION_MAX, serving).await;
+    }
 }

@@ -13,7 +13,7 @@ pub(super) struct Addresses {
     load_balancer_ips: Vec<IpAddr>,
     external_ips: Vec<IpAddr>,
     /// Families in which NodePorts are open.
-    node_port_families: Vec<Family>,
+    pub(super) node_port_families: Vec<Family>,
 }
 
 impl Addresses {

@@ -11,11 +11,13 @@
 mod address;
 mod endpoints;
 mod frontends;
+mod health;
 mod skip;
 #[cfg(test)]
 mod tests;
 mod topology;
 
+pub use health::HealthCheck;
 pub use skip::{NoSkip, Skip};
 
 use crate::model::{EndpointSlice, Kind, ObjectName, Reason, Service, ServicePort, Warning};
@@ -44,6 +46,8 @@ pub struct ResolveOptions {
     /// Whether `spec.externalIPs` are served (KEP-5707): whoever may write a
     /// Service can claim any address by them (CVE-2020-8554).
     pub external_ips: bool,
+    /// Whether `spec.healthCheckNodePort`s are served.
+    pub health_check_node_ports: bool,
     /// Frontends that are not served.
     pub skip: Vec<Skip>,
 }
@@ -60,6 +64,8 @@ pub struct ResolvedService {
     pub cluster_ips: Vec<IpAddr>,
     /// Its ports in the order of the Service; empty if it is not ours.
     pub ports: Vec<ResolvedPort>,
+    /// What load balancers are told about it, if they may ask.
+    pub health_check: Option<HealthCheck>,
 }
 
 /// A service port.
@@ -133,6 +139,7 @@ pub fn resolve<'a>(
         created_s: service.created_s,
         cluster_ips: Vec::new(),
         ports: Vec::new(),
+        health_check: None,
     };
     let mut warnings = Vec::new();
     if !service.is_ours(options.service_proxy_name.as_deref()) {
@@ -146,10 +153,13 @@ pub fn resolve<'a>(
             .iter()
             .filter_map(|port| unsupported(service, port)),
     );
-    resolved.ports = service
-        .ports
-        .iter()
-        .map(|port| ResolvedPort {
+    let mut health_check = HealthCheck::of(service, &addresses, options);
+    let resolve_port = |port: &ServicePort| {
+        let candidates = endpoints::join(port, &slices, node, &mut warnings);
+        if let Some(check) = &mut health_check {
+            check.count(&candidates);
+        }
+        ResolvedPort {
             name: port.name.clone(),
             protocol: port.protocol,
             affinity_timeout_s: service.affinity_timeout_s,
@@ -157,9 +167,11 @@ pub fn resolve<'a>(
             external_local: service.external_local,
             source_ranges: service.source_ranges.to_vec(),
             frontends: addresses.frontends(service, port, node, &options.skip),
-            endpoints: topology::assign(&endpoints::join(port, &slices, node, &mut warnings), node),
-        })
-        .collect();
+            endpoints: topology::assign(&candidates, node),
+        }
+    };
+    resolved.ports = service.ports.iter().map(resolve_port).collect();
+    resolved.health_check = health_check;
     // What else is asked of a ClusterIP that somebody else serves is not ours to refuse.
     let is_left_alone = |ip: &IpAddr| options.skip.iter().any(|skip| skip.address == *ip);
     resolved.cluster_ips = addresses.cluster_ips;

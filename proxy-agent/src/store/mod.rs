@@ -6,6 +6,7 @@
 //! zone of our Node touches all Services with zone hints, and a ClusterIP that
 //! equals an endpoint's address touches the Services with that endpoint.
 
+mod changes;
 mod counts;
 mod listing;
 mod opt_outs;
@@ -16,8 +17,10 @@ mod tests;
 use crate::model::{EndpointSlice, Kind, Node, ObjectName, Service};
 use crate::resolve::NodeView;
 use crate::source::{Event, Object};
+pub use changes::{Changes, Trigger};
 pub use opt_outs::OptedOut;
 
+use changes::Tally;
 use counts::AddressCounts;
 use listing::Listings;
 use opt_outs::OptOuts;
@@ -32,7 +35,9 @@ pub struct Store {
     node: NodeView,
     internal_ips: Box<[IpAddr]>,
     leaving: bool,
-    triggers_ms: Vec<i64>,
+    /// Whether our Node was there.
+    node_seen: bool,
+    tally: Tally,
     services: HashMap<ObjectName, Service>,
     slices: Slices,
     /// ClusterIPs of all Services that the source tells of, ours or not: an
@@ -55,7 +60,8 @@ impl Store {
             },
             internal_ips: Box::default(),
             leaving: false,
-            triggers_ms: Vec::new(),
+            node_seen: false,
+            tally: Tally::default(),
             services: HashMap::new(),
             slices: Slices::default(),
             cluster_ips: AddressCounts::default(),
@@ -141,14 +147,22 @@ impl Store {
         &self.node
     }
 
-    /// Whether our Node is about to go; what was last known of it if it is gone.
+    /// Whether our Node is about to go, or gone.
     pub fn is_leaving(&self) -> bool {
         self.leaving
     }
 
-    /// [`EndpointSlice::triggered_ms`] of the slices that changed since the last call.
-    pub fn take_triggers_ms(&mut self) -> Vec<i64> {
-        std::mem::take(&mut self.triggers_ms)
+    /// When the changes of slices since the last call began.
+    pub fn take_triggers(&mut self) -> Vec<Trigger> {
+        self.tally.take_triggers()
+    }
+
+    /// What has changed since the last call.
+    pub fn take_changes(&mut self) -> Changes {
+        Changes {
+            to_publish: !self.dirty.is_empty(),
+            ..self.tally.take_changes()
+        }
     }
 
     /// InternalIPs of our Node, the last ones known.
@@ -170,6 +184,7 @@ impl Store {
         if self.services.get(&service.name) == Some(&service) {
             return;
         }
+        self.tally.service();
         self.dirty.insert(service.name.clone());
         if service.source_ranges.is_empty() {
             self.with_source_ranges.remove(&service.name);
@@ -182,14 +197,14 @@ impl Store {
     }
 
     fn apply_slice(&mut self, slice: EndpointSlice) {
-        if self.slices.get(&slice.name) == Some(&slice) {
+        let known = self.slices.get(&slice.name);
+        if known.map_or(slice.service.is_none(), |it| it.is_alike(&slice)) {
             return;
         }
         // A slice whose Service is not here reaches no kernel.
         let is_used = |service: &ObjectName| self.services.contains_key(service);
-        if slice.service.as_ref().is_some_and(is_used) {
-            self.triggers_ms.extend(slice.triggered_ms);
-        }
+        let used = slice.service.as_ref().is_some_and(is_used);
+        self.tally.slice(&slice, used);
         let old = self.slices.remove(&slice.name);
         self.mark(old.and_then(|old| old.service));
         self.mark(slice.service.clone());
@@ -201,6 +216,7 @@ impl Store {
             self.set_zone(node.zone);
             self.internal_ips = node.internal_ips;
             self.leaving = node.leaving;
+            self.node_seen = true;
         }
     }
 
@@ -208,16 +224,23 @@ impl Store {
         match kind {
             Kind::Service => {
                 if let Some(old) = self.services.remove(name) {
+                    self.tally.service();
                     self.with_source_ranges.remove(name);
                     self.dirty.insert(old.name);
                     self.count_cluster_ips(&[], &old.cluster_ips);
                 }
             }
             Kind::EndpointSlice => {
-                let old = self.slices.remove(name);
-                self.mark(old.and_then(|old| old.service));
+                if let Some(old) = self.slices.remove(name) {
+                    self.tally.slice_is_gone(&old);
+                    self.mark(old.service);
+                }
             }
-            Kind::Node if *name.name == *self.node.name => self.set_zone(None),
+            Kind::Node if *name.name == *self.node.name => {
+                self.set_zone(None);
+                // One that was never there may still come.
+                self.leaving = self.node_seen;
+            }
             Kind::Node => {}
             Kind::Pod | Kind::Namespace => self.opt_outs.delete(kind, name),
         }

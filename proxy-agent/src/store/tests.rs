@@ -11,11 +11,11 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
 }
 
-fn name(name: &str) -> ObjectName {
+pub(super) fn name(name: &str) -> ObjectName {
     ObjectName::new("shop", name)
 }
 
-fn service(service: &str, cluster_ip: &str) -> Object {
+pub(super) fn service(service: &str, cluster_ip: &str) -> Object {
     Object::Service(Service {
         source_ranges: Box::default(),
         name: name(service),
@@ -30,6 +30,7 @@ fn service(service: &str, cluster_ip: &str) -> Object {
         affinity_timeout_s: 0,
         internal_local: false,
         external_local: false,
+        health_check_node_port: 0,
         ports: [ServicePort {
             name: "http".into(),
             protocol: Protocol::Tcp,
@@ -41,7 +42,12 @@ fn service(service: &str, cluster_ip: &str) -> Object {
 }
 
 /// A slice with ready endpoints of these addresses, hinted for a zone.
-fn slice(slice: &str, service: Option<&str>, addresses: &[&str], zone: Option<&str>) -> Object {
+pub(super) fn slice(
+    slice: &str,
+    service: Option<&str>,
+    addresses: &[&str],
+    zone: Option<&str>,
+) -> Object {
     let hints = || {
         zone.map(|zone| {
             Box::new(Hints {
@@ -73,7 +79,7 @@ fn slice(slice: &str, service: Option<&str>, addresses: &[&str], zone: Option<&s
     })
 }
 
-fn node(name: &str, zone: Option<&str>) -> Object {
+pub(super) fn node(name: &str, zone: Option<&str>) -> Object {
     Object::Node(Node {
         name: ObjectName::new("", name),
         zone: zone.map(Arc::from),
@@ -82,7 +88,7 @@ fn node(name: &str, zone: Option<&str>) -> Object {
     })
 }
 
-fn store(objects: impl IntoIterator<Item = Object>) -> Store {
+pub(super) fn store(objects: impl IntoIterator<Item = Object>) -> Store {
     let mut store = Store::new("n1".into());
     for object in objects {
         store.apply(Event::Apply(object));
@@ -399,6 +405,7 @@ fn any_events() -> impl Strategy<Value = Vec<Event>> {
 /// What the agent would do with each Service.
 fn answers(store: &Store) -> BTreeMap<ObjectName, ResolvedService> {
     let options = ResolveOptions {
+        health_check_node_ports: true,
         skip: Vec::new(),
         service_proxy_name: None,
         external_ips: true,

@@ -137,6 +137,7 @@ impl Agent {
 
     fn resolve(&self, name: ObjectName) -> Change {
         let options = ResolveOptions {
+            health_check_node_ports: true,
             service_proxy_name: Some(OUR_PROXY.into()),
             external_ips: true,
             skip: vec![format!("{LEFT_ALONE}:53").parse().unwrap()],

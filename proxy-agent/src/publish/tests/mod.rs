@@ -50,6 +50,7 @@ fn service(number: u8, created_s: i64, ports: Vec<ResolvedPort>) -> ResolvedServ
         created_s,
         cluster_ips: Vec::new(),
         ports,
+        health_check: None,
     }
 }
 

@@ -7,6 +7,7 @@
 //! colon: `R@n2[za,zb:n1]`. The node is n1 in zone za unless a row says otherwise.
 
 mod frontends;
+mod health;
 mod join;
 mod model;
 mod sets;
@@ -31,6 +32,7 @@ pub(super) fn options() -> ResolveOptions {
         skip: Vec::new(),
         service_proxy_name: None,
         external_ips: true,
+        health_check_node_ports: true,
     }
 }
 
@@ -50,6 +52,7 @@ pub(super) fn service() -> Service {
         affinity_timeout_s: 0,
         internal_local: false,
         external_local: false,
+        health_check_node_port: 0,
         ports: [port("http", Protocol::Tcp, 80, 0)].into(),
     }
 }
