@@ -11,6 +11,7 @@ mod external;
 mod families;
 mod frontends;
 mod health;
+mod metrics;
 mod objects;
 mod packets;
 mod policies;
@@ -46,6 +47,7 @@ pub(crate) fn all() -> Vec<Row> {
         udp::rows(),
         packets::rows(),
         health::rows(),
+        metrics::rows(),
         restart::rows(),
         beside::rows(),
         devices::rows(),

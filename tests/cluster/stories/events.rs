@@ -5,8 +5,9 @@ use crate::world::{World, story};
 use anyhow::{Context, Result, ensure};
 use control_plane::Kind;
 use lab::manifests::service;
-use lab::{BACKEND_PORT, SERVICE_CIDRS};
+use lab::{BACKEND_PORT, SERVICE_CIDRS, Transport};
 use serde_json::{Value, json};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 /// Nodes wait for up to 20 s, so that they do not all tell at once.
@@ -126,5 +127,38 @@ fn a_map_that_is_full_is_told_on_the_service_that_finds_no_room() {
         world.agent_reads("n3", &[])?;
         n3.start_agent()?;
         told
+    });
+}
+
+#[test]
+fn a_health_check_port_that_is_taken_is_told_on_its_service() {
+    story("taken", |world, space| {
+        let daemon = world.node("n1").process("daemon")?;
+        daemon.listen(Transport::Tcp, Ipv4Addr::UNSPECIFIED.into(), 32_761)?;
+        let web = service("web")
+            .port("http", 80, BACKEND_PORT)
+            .lb_ip("198.51.100.177")
+            .external_local()
+            .field("healthCheckNodePort", json!(32_761));
+        space.create(&web)?;
+        world.within(TOLD, "an Event about the port", || {
+            let events = about(world, "taken", "Service", "web")?;
+            let event = events.first().context("none yet")?;
+            ensure!(event["reason"] == "HealthCheckPortTaken", "{event}");
+            let note = event["note"].as_str().context("no note")?;
+            ensure!(note.contains("32761"), "{note}");
+            ensure!(event["reportingInstance"] == "n1", "{event}");
+            Ok(())
+        })?;
+        // Other nodes have the port, and this one as soon as it is free.
+        let asked = |node: &str| -> Result<()> {
+            let node = world.node(node);
+            let answer = node.http_get(&format!("http://{}:32761/", node.v4()))?;
+            ensure!(answer.status == 503, "{answer:?}");
+            Ok(())
+        };
+        asked("n2")?;
+        drop(daemon);
+        world.within(TOLD, "the port is free", || asked("n1"))
     });
 }

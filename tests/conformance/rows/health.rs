@@ -1,18 +1,18 @@
-//! What the proxy says of itself: rules 31 to 33.
+//! What the proxy says to load balancers, of Services and of itself: rules 31 and 32.
 
 use crate::check::{holds, judged, mismatch};
 use crate::fault::Fault;
 use crate::row::Row;
 use crate::stage::{Stage, join, then_restore};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use lab::manifests::{Service, Slice};
 use lab::wire::HttpAnswer;
-use lab::{HEALTHZ, METRICS, Peer, Transport};
+use lab::{HEALTHZ, Peer, Transport};
 use serde_json::{Value, json};
 use std::time::Duration;
 
 /// How long a proxy may take to tell of a change.
-const SOON: Duration = Duration::from_secs(3);
+pub(super) const SOON: Duration = Duration::from_secs(3);
 
 pub(super) fn rows() -> Vec<Row> {
     let mut rows = health_check_node_ports();
@@ -72,6 +72,25 @@ fn health_check_node_ports() -> Vec<Row> {
         .cases(&["K20"]),
         Row::new(
             31,
+            "health-port-returns-with-the-policy",
+            "the health check port is there again when externalTrafficPolicy becomes Local again",
+            "API ServiceSpec.healthCheckNodePort: used with externalTrafficPolicy Local only",
+            Fault::ChangesLost,
+            health_port_returns,
+        )
+        .cases(&["K20"]),
+        Row::new(
+            31,
+            "health-port-closes-with-the-type",
+            "the health check port closes when a LoadBalancer Service becomes a NodePort one, \
+             whose policy is Local still",
+            "API ServiceSpec.healthCheckNodePort: used with type LoadBalancer only",
+            Fault::ChangesLost,
+            health_port_closes_with_type,
+        )
+        .cases(&["K20", "K34"]),
+        Row::new(
+            31,
             "health-port-closes-with-the-service",
             "the health check port closes when the Service is deleted",
             "API ServiceSpec.healthCheckNodePort",
@@ -104,50 +123,6 @@ fn of_the_proxy() -> Vec<Row> {
             Fault::ChangesLost,
             healthz_deletion,
         )
-        .once()
-        .alone(),
-        Row::new(
-            33,
-            "metrics-count-healthz",
-            "kubeproxy_proxy_healthz_total and …_livez_total count answers by status code",
-            "KEP-3836; kubernetes pkg/proxy/metrics",
-            Fault::ChangesLost,
-            metrics_count_healthz,
-        )
-        .once()
-        .alone(),
-        Row::new(
-            33,
-            "metrics-time-network-programming",
-            "kubeproxy_network_programming_duration_seconds counts a slice with the annotation \
-             endpoints.kubernetes.io/last-change-trigger-time",
-            "kubernetes pkg/proxy/metrics; SIG Scalability SLI network programming latency",
-            Fault::AnnotationsIgnored,
-            metrics_time_programming,
-        )
-        .once()
-        .alone(),
-        Row::new(
-            33,
-            "metrics-time-syncs",
-            "a change counts in kubeproxy_sync_proxy_rules_duration_seconds and moves the \
-             timestamps of the last sync and the last change",
-            "kubernetes pkg/proxy/metrics",
-            Fault::ChangesLost,
-            metrics_time_syncs,
-        )
-        .once()
-        .alone(),
-        Row::new(
-            33,
-            "metrics-count-services-without-local-endpoints",
-            "kubeproxy_sync_proxy_rules_no_local_endpoints_total counts, by policy, the Services \
-             of policy Local whose endpoints are all elsewhere",
-            "kubernetes pkg/proxy/metrics",
-            Fault::PoliciesIgnored,
-            metrics_no_local_endpoints,
-        )
-        .cases(&["K76"])
         .once()
         .alone(),
     ]
@@ -272,6 +247,28 @@ fn health_port_closes_with_policy(s: &Stage<'_>) -> Result<()> {
     s.refused(&s.c1, Transport::Tcp, &port(s, "n1"))
 }
 
+fn health_port_returns(s: &Stage<'_>) -> Result<()> {
+    s.apply(&s.load_balancer("web"))?;
+    s.apply(&s.ready("web", &[&s.world.b1]))?;
+    s.refused(&s.c1, Transport::Tcp, &port(s, "n1"))?;
+    for _ in 0..2 {
+        s.apply(&service(s))?;
+        tells(s, &s.c1, "n1", 1)?;
+        s.apply(&s.load_balancer("web"))?;
+        s.refused(&s.c1, Transport::Tcp, &port(s, "n1"))?;
+    }
+    Ok(())
+}
+
+fn health_port_closes_with_type(s: &Stage<'_>) -> Result<()> {
+    s.apply(&service(s))?;
+    s.apply(&s.ready("web", &[&s.world.b1]))?;
+    tells(s, &s.c1, "n1", 1)?;
+    s.apply(&s.node_port_service("web").external_local())?;
+    s.refused(&s.c1, Transport::Tcp, &port(s, "n1"))?;
+    s.only(&s.host1, Transport::Tcp, &s.node_port("n1"), &["b1"])
+}
+
 fn health_port_closes_with_service(s: &Stage<'_>) -> Result<()> {
     let service = service(s);
     s.apply(&service)?;
@@ -282,7 +279,7 @@ fn health_port_closes_with_service(s: &Stage<'_>) -> Result<()> {
 }
 
 /// A path of the proxy's own health server.
-fn own_health(s: &Stage<'_>, path: &str) -> Result<HttpAnswer> {
+pub(super) fn own_health(s: &Stage<'_>, path: &str) -> Result<HttpAnswer> {
     judged(s.host1.http_get(&format!("http://{HEALTHZ}{path}")))
 }
 
@@ -295,6 +292,7 @@ fn healthz_says(s: &Stage<'_>, eligible: bool) -> Result<()> {
         format!("not {status}: {}", what())
     })?;
     holds(livez.status == 200, what)?;
+    holds(!livez.body.contains("nodeEligible"), what)?;
     let body: Value = serde_json::from_str(&healthz.body)
         .map_err(|error| mismatch(format!("{error}: {}", what())))?;
     holds(body["nodeEligible"] == eligible, what)?;
@@ -305,7 +303,7 @@ fn healthz_says(s: &Stage<'_>, eligible: bool) -> Result<()> {
 }
 
 /// With the autoscaler's taint on n1.
-fn tainted(s: &Stage<'_>, story: impl FnOnce() -> Result<()>) -> Result<()> {
+pub(super) fn tainted(s: &Stage<'_>, story: impl FnOnce() -> Result<()>) -> Result<()> {
     let taints = |taints: Value| json!({ "spec": { "taints": taints } });
     then_restore(
         || {
@@ -345,109 +343,4 @@ fn healthz_deletion(s: &Stage<'_>) -> Result<()> {
             world.wait_healthy("n1")
         },
     )
-}
-
-/// A metric of n1's proxy, summed over all series whose text has these parts.
-fn metric(s: &Stage<'_>, name: &str, parts: &[&str]) -> Result<f64> {
-    let answer = judged(s.host1.http_get(&format!("http://{METRICS}/metrics")))?;
-    let of_name = |line: &&str| {
-        let rest = line.strip_prefix(name).unwrap_or_default();
-        rest.starts_with(['{', ' ']) && parts.iter().all(|part| line.contains(part))
-    };
-    let values = answer.body.lines().filter(of_name).map(|line| {
-        let value = line.rsplit(' ').next().unwrap_or_default();
-        value.parse::<f64>().with_context(|| format!("{line:?}"))
-    });
-    let values = values.collect::<Result<Vec<f64>>>()?;
-    holds(!values.is_empty(), || {
-        format!("no series {name} with {parts:?}")
-    })?;
-    Ok(values.iter().sum())
-}
-
-/// A counter has grown.
-fn grown(s: &Stage<'_>, name: &str, parts: &[&str], before: f64) -> Result<()> {
-    let now = metric(s, name, parts)?;
-    holds(now > before, || format!("{name} stays at {now}"))
-}
-
-fn metrics_count_healthz(s: &Stage<'_>) -> Result<()> {
-    let (healthz, livez) = (
-        "kubeproxy_proxy_healthz_total",
-        "kubeproxy_proxy_livez_total",
-    );
-    own_health(s, "/healthz")?;
-    own_health(s, "/livez")?;
-    let good = metric(s, healthz, &[r#"code="200""#])?;
-    let alive = metric(s, livez, &[r#"code="200""#])?;
-    own_health(s, "/healthz")?;
-    own_health(s, "/livez")?;
-    grown(s, healthz, &[r#"code="200""#], good)?;
-    grown(s, livez, &[r#"code="200""#], alive)?;
-    tainted(s, || {
-        s.within(SOON, "an answer 503 is counted", || {
-            own_health(s, "/healthz")?;
-            grown(s, healthz, &[r#"code="503""#], 0.0)
-        })
-    })
-}
-
-fn metrics_time_programming(s: &Stage<'_>) -> Result<()> {
-    let name = "kubeproxy_network_programming_duration_seconds_count";
-    s.apply(&s.service("web"))?;
-    s.settle()?;
-    // There may be no series before the first.
-    let before = metric(s, name, &[]).unwrap_or_default();
-    let trigger = json!({ "endpoints.kubernetes.io/last-change-trigger-time": now()? });
-    s.apply_with(&s.ready("web", &[&s.world.b1]), |slice| {
-        slice["metadata"]["annotations"] = trigger;
-    })?;
-    s.within(SOON, "the slice is counted", || grown(s, name, &[], before))
-}
-
-/// The time as the endpoints controller writes it.
-fn now() -> Result<String> {
-    let output = std::process::Command::new("date")
-        .args(["-u", "+%Y-%m-%dT%H:%M:%S.%NZ"])
-        .output()
-        .context("run date")?;
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
-}
-
-fn metrics_time_syncs(s: &Stage<'_>) -> Result<()> {
-    s.apply(&s.service("web"))?;
-    s.apply(&s.ready("web", &[&s.world.b1]))?;
-    s.settle()?;
-    let names = [
-        "kubeproxy_sync_proxy_rules_duration_seconds_count",
-        "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-        "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds",
-    ];
-    let before = names.map(|name| metric(s, name, &[]));
-    s.apply(&s.ready("web", &[&s.world.b2]))?;
-    for (name, before) in names.into_iter().zip(before) {
-        let before = before?;
-        s.within(SOON, "a sync is counted", || grown(s, name, &[], before))?;
-    }
-    Ok(())
-}
-
-fn metrics_no_local_endpoints(s: &Stage<'_>) -> Result<()> {
-    let name = "kubeproxy_sync_proxy_rules_no_local_endpoints_total";
-    let of = |policy: &str| metric(s, name, &[&format!(r#"traffic_policy="{policy}""#)]);
-    let are = |internal: f64, external: f64| {
-        let now = (of("internal")?, of("external")?);
-        holds(now == (internal, external), || {
-            format!("{now:?}, not {internal} internal and {external} external")
-        })
-    };
-    let service = s.load_balancer("web").external_local().internal_local();
-    s.apply(&service)?;
-    s.apply(&s.ready("web", &[&s.world.b1]))?;
-    s.within(SOON, "all have local endpoints", || are(0.0, 0.0))?;
-    // A Service port counts, and there are two.
-    s.apply(&s.ready("web", &[&s.world.b2]))?;
-    s.within(SOON, "no local endpoint", || are(2.0, 2.0))?;
-    s.apply(&s.load_balancer("web"))?;
-    s.within(SOON, "the policies are Cluster", || are(0.0, 0.0))
 }

@@ -14,9 +14,9 @@ pub use plan::Claim;
 
 use super::{Health, server};
 use crate::model::{Family, ObjectName, Warning};
-use axum::Router;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
 use nix::sys::socket::{setsockopt, sockopt};
 use plan::{Answer, Site, not_served, plan, sockets};
 use std::collections::{BTreeMap, BTreeSet};
@@ -222,9 +222,8 @@ fn respond(answers: &Answers, site: Site, health: &Health) -> Response {
         StatusCode::SERVICE_UNAVAILABLE
     };
     let headers = [
-        (header::CONTENT_TYPE, "application/json".to_owned()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
         (WEIGHT, answer.local_endpoints.to_string()),
     ];
-    (status, headers, answer.body(healthy)).into_response()
+    (status, headers, Json(answer.body(healthy))).into_response()
 }

@@ -2,7 +2,7 @@
 
 use crate::model::{Family, Kind, ObjectName, Reason, Warning};
 use crate::resolve::HealthCheck;
-use serde_json::json;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
@@ -39,16 +39,29 @@ impl Answer {
         self.local_endpoints > 0 && proxy_healthy
     }
 
-    /// The body, as kube-proxy writes it (pkg/proxy/healthcheck/service_health.go).
-    pub(super) fn body(&self, proxy_healthy: bool) -> String {
+    /// The body, with kube-proxy's fields (pkg/proxy/healthcheck/service_health.go).
+    pub(super) fn body(&self, proxy_healthy: bool) -> Body<'_> {
         let ObjectName { namespace, name } = &self.service;
-        json!({
-            "service": { "namespace": **namespace, "name": **name },
-            "localEndpoints": self.local_endpoints,
-            "serviceProxyHealthy": proxy_healthy,
-        })
-        .to_string()
+        Body {
+            service: ServiceName { namespace, name },
+            local_endpoints: self.local_endpoints,
+            service_proxy_healthy: proxy_healthy,
+        }
     }
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Body<'a> {
+    service: ServiceName<'a>,
+    local_endpoints: usize,
+    service_proxy_healthy: bool,
+}
+
+#[derive(Serialize)]
+struct ServiceName<'a> {
+    namespace: &'a str,
+    name: &'a str,
 }
 
 /// Of Services that ask for one port the older has it, as with frontends; the
