@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use lab::{Lab, Peer, manifests, story};
+use std::collections::BTreeSet;
 
 fn lab() -> Result<Lab> {
     Lab::new(1)
@@ -116,5 +117,34 @@ fn a_reused_endpoint_inherits_nothing_and_a_gone_one_leaves_no_series() {
             ensure!(count == 7, "{count} in {metrics}");
             Ok(())
         })
+    });
+}
+
+#[test]
+fn every_metric_is_in_the_documentation() {
+    let documented = include_str!("../../docs/metrics.md");
+    story(lab, |lab| {
+        let n1 = lab.node("n1");
+        let (b1, client) = (n1.pod("b1")?.serve(8080)?, n1.pod("client")?);
+        lab.apply(&web("told", "10.96.20.6"))?;
+        lab.apply(&slice("told", &[&b1]))?;
+        lab.start_agents()?;
+        client.tcp("10.96.20.6:80")?.answered_by("b1")?;
+        let metrics = n1.metrics()?;
+        let samples = metrics.lines().filter(|line| !line.starts_with('#'));
+        let names: BTreeSet<&str> = samples
+            .filter_map(|line| line.split(['{', ' ']).next())
+            .map(|name| {
+                let parts = ["_bucket", "_count", "_sum"];
+                let part = parts.iter().find_map(|part| name.strip_suffix(part));
+                part.unwrap_or(name)
+            })
+            .collect();
+        ensure!(names.len() > 20, "{names:?}");
+        for name in names {
+            let is_there = documented.contains(&format!("`{name}`"));
+            ensure!(is_there, "{name} is not in docs/metrics.md");
+        }
+        Ok(())
     });
 }

@@ -242,6 +242,14 @@ fn healthz_follows_the_node_and_livez_does_not() {
                 Ok(())
             })?;
         }
+        // The Node is gone: nobody may count on this node any more.
+        lab.delete(&lab.node_manifest("n1"))?;
+        lab.eventually(|| {
+            let answer = get("/healthz")?;
+            ensure!(answer.status == 503, "{answer:?}");
+            Ok(())
+        })?;
+        ensure!(get("/livez")?.status == 200, "{:?}", get("/livez")?);
         Ok(())
     });
 }

@@ -6,7 +6,7 @@ use crate::fault::Fault;
 use crate::row::Row;
 use crate::stage::Stage;
 use anyhow::{Context, Result};
-use lab::METRICS;
+use lab::{METRICS, Transport};
 use serde_json::json;
 
 pub(super) fn rows() -> Vec<Row> {
@@ -25,7 +25,8 @@ pub(super) fn rows() -> Vec<Row> {
             33,
             "metrics-time-network-programming",
             "kubeproxy_network_programming_duration_seconds counts a slice with the annotation \
-             endpoints.kubernetes.io/last-change-trigger-time",
+             endpoints.kubernetes.io/last-change-trigger-time, if that is later than the \
+             proxy's start",
             "kubernetes pkg/proxy/metrics; SIG Scalability SLI network programming latency",
             Fault::AnnotationsIgnored,
             metrics_time_programming,
@@ -120,10 +121,19 @@ fn metrics_time_programming(s: &Stage<'_>) -> Result<()> {
     s.settle()?;
     // There may be no series before the first.
     let before = metric(s, name, &[]).unwrap_or_default();
-    let trigger = json!({ "endpoints.kubernetes.io/last-change-trigger-time": now()? });
-    s.apply_with(&s.ready("web", &[&s.world.b1]), |slice| {
-        slice["metadata"]["annotations"] = trigger;
+    let triggered = |pod, time: &str| {
+        let trigger = json!({ "endpoints.kubernetes.io/last-change-trigger-time": time });
+        s.apply_with(&s.ready("web", &[pod]), |slice| {
+            slice["metadata"]["annotations"] = trigger;
+        })
+    };
+    triggered(&s.world.b2, "2026-01-01T00:00:00Z")?;
+    s.only(&s.pod1, Transport::Tcp, &s.cluster_ip(), &["b2"])?;
+    let now_counted = metric(s, name, &[]).unwrap_or_default();
+    holds(now_counted == before, || {
+        format!("{name} is {now_counted} after a change from before the proxy's start")
     })?;
+    triggered(&s.world.b1, &now()?)?;
     s.within(SOON, "the slice is counted", || grown(s, name, &[], before))
 }
 
