@@ -13,10 +13,15 @@ use std::time::Duration;
 /// Nodes wait for up to 20 s, so that they do not all tell at once.
 const TOLD: Duration = Duration::from_secs(40);
 
-/// The Events about an object.
+/// Our Events about an object: the API server has some of its own, such as of a
+/// ClusterIP that its repair loop sees too early.
 fn about(world: &World, namespace: &str, kind: &str, name: &str) -> Result<Vec<Value>> {
     let mut events = world.api.list(Kind::Event, namespace)?;
-    events.retain(|it| it["regarding"]["kind"] == kind && it["regarding"]["name"] == name);
+    events.retain(|it| {
+        it["reportingController"] == "fairlead.io/agent"
+            && it["regarding"]["kind"] == kind
+            && it["regarding"]["name"] == name
+    });
     Ok(events)
 }
 
