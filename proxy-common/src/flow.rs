@@ -120,7 +120,8 @@ impl Flow {
     pub const FIN: u8 = 1;
     /// Bit of `state`: the last packet of this direction was a RST.
     pub const RST: u8 = 2;
-    /// Bit of `state`: the backend has answered, so both elements are in `flows`.
+    /// Bit of `state`: the backend has answered, and in TCP the client has
+    /// acknowledged that, so both elements are in `flows`.
     pub const ANSWERED: u8 = 4;
 
     /// The key of the other direction's element.

@@ -53,11 +53,12 @@ fn halves(protocol: u32, port: u16, state: u8, silent_s: u32) -> Result<[(FlowKe
         ..Flow::new_zeroed()
     };
     let other = request.other_key(protocol);
+    let replies = if state & ANSWERED == 0 { 0 } else { 4 };
     let reply = Flow {
         tag: other.tag(),
         kind: Flow::SNAT | Flow::REPLY,
-        packets: 4,
-        bytes: 4000,
+        packets: replies,
+        bytes: replies * 1000,
         source: key.destination,
         destination: key.source,
         source_port: key.destination_port,
@@ -112,6 +113,11 @@ fn what_is_over_goes_and_what_lives_is_shown_on_one_line() {
         for half in &beginning {
             insert(n1, "flows_new", half)?;
         }
+        // The backend's answer is not acknowledged.
+        let [half_open, mut answer] = halves(TCP, 1004, 0, 100)?;
+        answer.1.packets = 1;
+        insert(n1, "flows_new", &half_open)?;
+        insert(n1, "flows_new", &answer)?;
         for half in halves(TCP, 2001, ANSWERED | Flow::RST, 20)? {
             insert(n1, "flows", &half)?;
         }
@@ -158,7 +164,7 @@ fn what_is_over_goes_and_what_lives_is_shown_on_one_line() {
             for line in [
                 r#"fairlead_flows{protocol="TCP",state="established"} 2"#,
                 r#"fairlead_flows{protocol="TCP",state="new"} 1"#,
-                r#"fairlead_flows_removed_total{reason="silent"} 2"#,
+                r#"fairlead_flows_removed_total{reason="silent"} 3"#,
                 r#"fairlead_flows_removed_total{reason="backend_gone"} 1"#,
                 r#"fairlead_flows_removed_total{reason="half"} 2"#,
                 r#"fairlead_map_entries{map="flows"} 4"#,

@@ -7,7 +7,7 @@ use proxy_common::{
 };
 
 use crate::node::{Guard, Link, Listing, Outcome, node};
-use crate::packet::Packet;
+use crate::packet::{ACK, Packet};
 
 /// The service port of most stories.
 pub(crate) const SERVICE: ServiceId = 5;
@@ -211,11 +211,15 @@ impl Scene {
         wanted
     }
 
-    /// A client's first packet, and its answer; the first as the backend got it.
+    /// A client's first packet, its answer, and the end of TCP's handshake; the first
+    /// as the backend got it.
     #[track_caller]
     pub(crate) fn open(&self, first: &Packet) -> Packet {
         let got = self.request(first);
         self.reply(&got.answer(), first.source);
+        if first.protocol() == Protocol::Tcp {
+            self.request(&first.clone().flags(ACK));
+        }
         got
     }
 

@@ -6,7 +6,7 @@
 //! | state | of a flow that | may be silent for | as |
 //! |---|---|---|---|
 //! | `new` | TCP, the backend has not answered | 120 s | conntrack's SYN_SENT; a client's retransmissions are up to 64 s apart |
-//! | `handshake` | TCP, the client has not answered the backend | 60 s | conntrack's SYN_RECV |
+//! | `handshake` | TCP, the backend has answered, the client has not acknowledged it | 60 s | conntrack's SYN_RECV |
 //! | `established` | TCP | 24 h | kube-proxy's `conntrack.tcpEstablishedTimeout` |
 //! | `established`, crowded | TCP, and map `flows` is three quarters full | 2 h 4 min | the least that RFC 5382 allows |
 //! | `half-closed` | TCP, one side has sent a FIN | 1 h | kube-proxy's `conntrack.tcpCloseWaitTimeout` |
@@ -22,7 +22,7 @@ use proxy_common::{Flow, Protocol};
 pub enum State {
     /// TCP, the backend has not answered.
     New,
-    /// TCP, the client has not answered the backend.
+    /// TCP, the client has not acknowledged the backend's answer.
     Handshake,
     /// TCP in both directions.
     Established,
@@ -69,14 +69,15 @@ impl State {
         if either & Flow::RST != 0 {
             Self::Reset
         } else if !answered {
-            Self::New
+            if reply.is_some_and(|it| it.packets > 0) {
+                Self::Handshake
+            } else {
+                Self::New
+            }
         } else if request.state & reply_state & Flow::FIN != 0 {
             Self::Closed
         } else if either & Flow::FIN != 0 {
             Self::HalfClosed
-        } else if request.packets <= 1 {
-            // The SYN alone: the ACK that ends the handshake is the second.
-            Self::Handshake
         } else {
             Self::Established
         }
@@ -139,26 +140,27 @@ mod tests {
         const ANSWERED: u8 = Flow::ANSWERED;
         const FIN: u8 = ANSWERED | Flow::FIN;
         const RST: u8 = ANSWERED | Flow::RST;
-        for (protocol, request, packets, reply, wanted) in [
-            (TCP, 0, 1, Some(0), State::New),
-            (TCP, 0, 3, None, State::New),
-            (TCP, ANSWERED, 1, Some(ANSWERED), State::Handshake),
-            (TCP, ANSWERED, 2, Some(ANSWERED), State::Established),
-            (TCP, FIN, 5, Some(ANSWERED), State::HalfClosed),
-            (TCP, ANSWERED, 5, Some(FIN), State::HalfClosed),
-            (TCP, FIN, 5, Some(FIN), State::Closed),
-            (TCP, RST, 5, Some(FIN), State::Reset),
-            (TCP, ANSWERED, 1, Some(RST), State::Reset),
-            (TCP, Flow::RST, 2, Some(0), State::Reset),
-            (UDP, 0, 9, Some(0), State::Unanswered),
-            (UDP, ANSWERED, 1, Some(ANSWERED), State::Answered),
-            (UDP, 0, 1, None, State::Unanswered),
+        for (protocol, request, reply, wanted) in [
+            (TCP, 0, Some((0, 0)), State::New),
+            (TCP, 0, None, State::New),
+            (TCP, 0, Some((0, 1)), State::Handshake),
+            (TCP, ANSWERED, Some((ANSWERED, 1)), State::Established),
+            (TCP, ANSWERED, None, State::Established),
+            (TCP, FIN, Some((ANSWERED, 5)), State::HalfClosed),
+            (TCP, ANSWERED, Some((FIN, 5)), State::HalfClosed),
+            (TCP, FIN, Some((FIN, 5)), State::Closed),
+            (TCP, RST, Some((FIN, 5)), State::Reset),
+            (TCP, 0, Some((Flow::RST, 1)), State::Reset),
+            (TCP, Flow::RST, Some((0, 0)), State::Reset),
+            (UDP, 0, Some((0, 0)), State::Unanswered),
+            (UDP, ANSWERED, Some((ANSWERED, 1)), State::Answered),
+            (UDP, 0, None, State::Unanswered),
         ] {
-            let reply = reply.map(|state| half(state, 1, 0));
+            let reply = reply.map(|(state, packets)| half(state, packets, 0));
             assert_eq!(
-                State::of(protocol, &half(request, packets, 0), reply.as_ref()),
+                State::of(protocol, &half(request, 9, 0), reply.as_ref()),
                 wanted,
-                "{protocol} {request} {packets} {reply:?}"
+                "{protocol} {request} {reply:?}"
             );
         }
     }

@@ -130,12 +130,25 @@ pub fn is_over(state: u8, other: u8) -> bool {
     (state | other) & Flow::RST != 0 || state & other & Flow::FIN != 0
 }
 
-/// Whether the other half leads back to `key`. If not, it was evicted and made
-/// anew since, by the client's next packet.
+/// Finds the other half of a new flow. It may have been evicted by itself: then it
+/// is made anew. `false` if another flow has its place: then this one was evicted in
+/// part and made anew by the client's next packet, or lost its port (`snat`).
 #[inline(always)]
-fn is_pair(scratch: &Work) -> bool {
-    let back = scratch.other.other_key(scratch.key.protocol);
-    back.same(&scratch.key)
+pub fn complete(scratch: &mut Work) -> Result<bool, DropReason> {
+    derive_other_key(scratch);
+    if find_other(scratch) {
+        let back = scratch.other.other_key(scratch.key.protocol);
+        return Ok(back.same(&scratch.key));
+    }
+    derive_other(scratch);
+    FLOWS_NEW
+        .insert(&scratch.other_key, &scratch.other, NO_EXIST)
+        .map_err(|_| DropReason::TupleTaken)?;
+    // Another CPU may have moved it to `flows` meanwhile.
+    if FLOWS.get_ptr(&scratch.other_key).is_some() {
+        let _ = FLOWS_NEW.remove(&scratch.other_key);
+    }
+    Ok(true)
 }
 
 /// Removes both halves of a flow, wherever they are.
@@ -186,17 +199,10 @@ pub fn derive_other(scratch: &mut Work) {
     other.next_hop = Address::from_words([zero as u32; 4]);
 }
 
-/// The backend has answered: both halves move to `flows`, where no flood of new
-/// ones can evict them. The packet is the reply.
+/// The flow is answered: both halves, which are in the scratch space, move to
+/// `flows`, where no flood of new ones can evict them.
 #[inline(always)]
 pub fn promote(scratch: &mut Work, found: &mut Found) -> Result<(), DropReason> {
-    derive_other_key(scratch);
-    if !find_other(scratch) {
-        derive_other(scratch);
-    } else if !is_pair(scratch) {
-        let _ = FLOWS_NEW.remove(&scratch.key);
-        return Err(DropReason::NoFlow);
-    }
     scratch.other.state |= Flow::ANSWERED;
     scratch.flow.state |= Flow::ANSWERED;
     let stored = FLOWS

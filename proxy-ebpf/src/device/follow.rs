@@ -6,7 +6,7 @@ use super::{
     route,
 };
 use crate::{
-    maps::{self, FLOWS, FLOWS_NEW},
+    maps::{self, FLOWS_NEW},
     packet::{UDP, rewrite},
 };
 use proxy_common::{
@@ -26,16 +26,13 @@ pub fn incoming(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
             // Replies of local backends leave by egress.
             return Ok(false);
         }
-        answered(arrival, &mut found)?;
-    } else {
-        if begins_anew(arrival) {
-            flows::derive_other_key(arrival.scratch);
-            flows::remove(arrival.scratch);
-            return Ok(false);
-        }
-        if found.is_new {
-            restore_other(arrival)?;
-        }
+    } else if begins_anew(arrival) {
+        flows::derive_other_key(arrival.scratch);
+        flows::remove(arrival.scratch);
+        return Ok(false);
+    }
+    if found.is_new && !settle(arrival, &mut found)? {
+        return Ok(false);
     }
     if flows::touch(arrival, &found) && arrival.scratch.flow.is_snat() {
         route::ask(arrival)?;
@@ -59,7 +56,9 @@ pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
 
 #[inline(always)]
 fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason> {
-    answered(arrival, found)?;
+    if found.is_new {
+        settle(arrival, found)?;
+    }
     let _ = flows::touch(arrival, found);
     let (packet, flow) = (arrival.packet, &arrival.scratch.flow);
     rewrite(arrival.ctx, packet, flow, packet.ttl)?;
@@ -69,30 +68,35 @@ fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason
     route::leave_by(arrival, arrival.scratch.flow.device)
 }
 
-/// The other half of a new flow may have been evicted by itself.
+/// A packet of a new flow, which may be the one that shows that it is answered.
+/// `false` if it is a request's, and begins anew since another flow has the place of
+/// its other half; a reply in that case is none of this client's.
 #[inline(always)]
-fn restore_other(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
-    flows::derive_other(arrival.scratch);
-    let key = &arrival.scratch.other_key;
-    if FLOWS_NEW.get_ptr(key).is_some() || FLOWS.get_ptr(key).is_some() {
-        return Ok(());
+fn settle(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<bool, DropReason> {
+    let is_reply = arrival.scratch.flow.is_reply();
+    if !flows::complete(arrival.scratch)? {
+        let _ = FLOWS_NEW.remove(&arrival.scratch.key);
+        return if is_reply {
+            Err(DropReason::NoFlow)
+        } else {
+            Ok(false)
+        };
     }
-    FLOWS_NEW
-        .insert(key, &arrival.scratch.other, flows::NO_EXIST)
-        .map_err(|_| DropReason::TupleTaken)?;
-    // Another CPU may have moved it to `flows` meanwhile.
-    if FLOWS.get_ptr(key).is_some() {
-        let _ = FLOWS_NEW.remove(key);
+    if is_answered(arrival, is_reply) {
+        flows::promote(arrival.scratch, found)?;
     }
-    Ok(())
+    Ok(true)
 }
 
+/// Whether the packet shows that a new flow is answered: one of UDP by what its
+/// backend sends. In TCP the client must have acknowledged that: a flood of SYNs
+/// makes backends send, and shall not get into `flows`.
 #[inline(always)]
-fn answered(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<(), DropReason> {
-    if found.is_new {
-        return flows::promote(arrival.scratch, found);
+fn is_answered(arrival: &Arrival<'_>, is_reply: bool) -> bool {
+    if arrival.packet.protocol == UDP {
+        return is_reply;
     }
-    Ok(())
+    !is_reply && arrival.scratch.other.packets != 0 && arrival.packet.only_acknowledges()
 }
 
 /// Whether a request of a known flow asks anew where to go: a SYN on a connection

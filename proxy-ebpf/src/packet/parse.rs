@@ -105,6 +105,12 @@ impl Packet {
         self.tcp_flags & (Self::SYN | Self::ACK | Self::RST) == Self::SYN
     }
 
+    /// Whether it acknowledges, and neither opens nor resets a TCP connection.
+    #[inline(always)]
+    pub fn only_acknowledges(&self) -> bool {
+        self.tcp_flags & (Self::SYN | Self::ACK | Self::RST) == Self::ACK
+    }
+
     #[inline(always)]
     pub fn is_v4(&self) -> bool {
         matches!(self.family, Family::V4)
