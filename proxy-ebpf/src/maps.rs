@@ -100,7 +100,7 @@ static SETTINGS: Array<Settings, 1> = Array::new();
 pub static FLOWS: HashMap<FlowKey, Flow, { limits::FLOWS_MAX as usize }, NO_PREALLOC> =
     HashMap::new();
 
-/// Flows that have not: a flood of them evicts nothing else.
+/// Flows that have not, half-open ones included: a flood of them evicts nothing else.
 #[btf_map(name = "flows_new")]
 pub static FLOWS_NEW: LruHashMap<FlowKey, Flow, { limits::FLOWS_NEW_MAX as usize }> =
     LruHashMap::new();
@@ -280,6 +280,12 @@ pub struct Work {
     pub bytes: [u32; QUOTE_WORDS],
     /// Bytes that the way takes, if the packet is too big for it.
     pub mtu: u32,
+    /// When the oldest half-open connection began, in seconds since boot, of those
+    /// whose ports were tried; and its port.
+    pub oldest_s: u32,
+    pub oldest_port: u32,
+    /// The request's tuple of a connection that loses its port.
+    pub displaced: FlowKey,
 }
 
 /// Answers that programs on devices give by themselves, per CPU.

@@ -21,6 +21,7 @@ mod stories {
     mod forward;
     mod fragments;
     mod leave_alone;
+    mod ports;
     mod race;
     mod random;
     mod refuse;

@@ -118,7 +118,7 @@ fn store(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason>
     flows::derive_other(arrival.scratch);
     // A local backend sees the client's own address, and its port if it can be.
     if !local || !store_local(arrival)? {
-        arrival.scratch.flow.source_port = snat::claim(arrival)?;
+        snat::claim(arrival)?;
     }
     let scratch = &mut *arrival.scratch;
     let stored = FLOWS_NEW.insert(&scratch.key, &scratch.flow, flows::NO_EXIST);

@@ -4,6 +4,7 @@ use crate::routed;
 use crate::scene::{FAR, Name, Scene, address};
 use anyhow::{Context, Result, ensure};
 use lab::{BACKEND_PORT, Dial, Held, IN_FORCE, Peer, PodNetwork, SharedLab, Transport};
+use serde_json::Value;
 use std::net::SocketAddr;
 
 /// Its endpoints and its policy change.
@@ -21,6 +22,13 @@ const ONE_WAY_PORT: u16 = 9401;
 
 /// Elements of map `flows_new`, two for each connection (proxy-common/src/limits.rs).
 const FLOWS_NEW: u32 = 65_536;
+
+/// Ports for SNAT towards each backend (proxy-agent/src/config/snat.rs).
+const SNAT_PORTS: u32 = 28_976;
+
+/// A flood keeps its ports for two seconds at most, and a SYN that found none is sent
+/// again after a second and after three.
+const PORTS_AGAIN_MS: u64 = 6_000;
 
 /// Agents end and maps fill there.
 static ROUGH: SharedLab<Scene> = SharedLab::new(|| Scene::new(PodNetwork::Routed));
@@ -75,9 +83,9 @@ fn ten_starts(scene: &Scene) -> Result<()> {
     Ok(())
 }
 
-/// Connections that were answered survive SYNs ten times as many as map
-/// `flows_new` takes of them, to a local backend that does not answer, and some to
-/// a remote one that does, which take ports of SNAT; new ones are served afterwards.
+/// Connections survive SYNs ten times as many as map `flows_new` takes of them, to a
+/// local backend that does not answer, and more than there are ports for SNAT to a
+/// remote one that does; new ones are served soon afterwards.
 fn flood(scene: &Scene) -> Result<()> {
     let sources = ["10.99.0.1", "2001:db8:99::1"];
     scene.apply(&SILENT.service())?;
@@ -92,14 +100,25 @@ fn flood(scene: &Scene) -> Result<()> {
         scene.c2().flood(from.parse()?, to, FLOWS_NEW / 2 * 5)?;
     }
     for (to, from) in ports.into_iter().zip(sources) {
-        scene.c2().flood(from.parse()?, to, 5000)?;
-    }
-    all_go_on(&held).context("after the flood")?;
-    for to in ports {
-        let new = scene.c1().many(Dial::new(Transport::Tcp, to), 20)?;
+        scene.c2().flood(from.parse()?, to, SNAT_PORTS + 10_000)?;
+        let status: Value =
+            serde_json::from_str(&scene.node("n1").fairlead(&["status", "-o", "json"])?)?;
+        let answered = status["flows"]["answered"].as_u64();
+        ensure!(
+            answered.is_some_and(|it| it < 1000),
+            "{answered:?} flows that nothing evicts"
+        );
+        let drops = status["drops"].as_array().context("no drops")?;
+        let is_exhausted = |it: &Value| it["reason"] == "snat_ports_exhausted" && it["count"] != 0;
+        ensure!(drops.iter().any(is_exhausted), "it left ports: {drops:?}");
+        let dial = Dial {
+            timeout_ms: PORTS_AGAIN_MS,
+            ..Dial::new(Transport::Tcp, to)
+        };
+        let new = scene.c1().many(dial, 20)?;
         new.only_by(&["b2"]).context("new connections")?;
     }
-    Ok(())
+    all_go_on(&held).context("after the flood")
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Meeting {
 }
 
 /// Runs `run` on two CPUs at once for each round; what came of it on each.
-fn together<T: Send>(run: impl Fn(usize, u16) -> T + Sync) -> Vec<[T; 2]> {
+pub(crate) fn together<T: Send>(rounds: u16, run: impl Fn(usize, u16) -> T + Sync) -> Vec<[T; 2]> {
     let (meeting, run) = (&Meeting::default(), &run);
     let [there, here] = thread::scope(|scope| {
         let threads = [1, 0].map(|cpu| {
@@ -39,7 +39,7 @@ fn together<T: Send>(run: impl Fn(usize, u16) -> T + Sync) -> Vec<[T; 2]> {
                 let mut set = CpuSet::new();
                 set.set(cpu).expect("a CPU's number");
                 sched_setaffinity(Pid::from_raw(0), &set).expect("the machine has two CPUs");
-                let rounds = (0..ROUNDS).map(|round| {
+                let rounds = (0..rounds).map(|round| {
                     meeting.wait(round);
                     run(cpu, round)
                 });
@@ -51,7 +51,8 @@ fn together<T: Send>(run: impl Fn(usize, u16) -> T + Sync) -> Vec<[T; 2]> {
     here.into_iter().zip(there).map(|(a, b)| [a, b]).collect()
 }
 
-fn run(node: &Node, program: Program, link: Link, packet: &Packet) -> (i32, Frame) {
+/// Runs a program on a packet, without a look at the counters.
+pub(crate) fn run(node: &Node, program: Program, link: Link, packet: &Packet) -> (i32, Frame) {
     let context = Context {
         device: link.index(),
         ..Context::default()
@@ -83,7 +84,7 @@ fn the_first_packet_of_a_tuple_on_two_cpus() {
             for batch in 0..BATCHES {
                 node.clear_flows();
                 let node = &*node;
-                let seen = together(|_, round| {
+                let seen = together(ROUNDS, |_, round| {
                     run(
                         node,
                         Program::Ingress,
@@ -133,7 +134,7 @@ fn the_answer_and_a_retransmission_on_two_cpus() {
                         request.clone().from(source).to(destination).answer()
                     })
                     .collect();
-                let seen = together(|cpu, round| {
+                let seen = together(ROUNDS, |cpu, round| {
                     let at = usize::from(round);
                     match (cpu, place) {
                         (0, _) => run(node, Program::Ingress, Link::Up0, &requests[at]),
