@@ -12,6 +12,7 @@ mod report;
 mod retry;
 mod seed;
 mod stop;
+mod take_over;
 mod upgrade;
 
 use crate::attach;
@@ -39,6 +40,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use stop::Stop;
+use take_over::TakeOver;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use upgrade::PendingUpgrade;
@@ -100,6 +102,7 @@ pub async fn run(config: Config) -> Result<()> {
         reseeded: false,
         devices: Devices::new(config.uplinks.clone(), attached.devices),
         flows: None,
+        take_over: TakeOver::default(),
         upgrade: attached.upgrade.map(PendingUpgrade::new),
         waiting_since: None,
         retry: Retry::default(),
@@ -189,6 +192,7 @@ struct Agent {
     devices: Devices,
     /// Once our maps are in force.
     flows: Option<Collector>,
+    take_over: TakeOver,
     /// The change-over to new maps, until the first complete publish.
     upgrade: Option<PendingUpgrade>,
     /// When the first change that the kernel does not have arrived.
@@ -242,6 +246,9 @@ impl Agent {
                     self.take_network(network);
                 }
                 seed = seeds.next() => self.take_seed(seed)?,
+                goes_on = self.take_over.told() => {
+                    take_over::set(&self.config.attach.pin_dir, goes_on)?;
+                }
                 () = wait_until(devices_at) => {}
                 () = wait_until(health_checks_at) => {}
                 () = wait_until(retry_at) => {}
@@ -336,6 +343,7 @@ impl Agent {
         if self.flows.is_none() && self.upgrade.is_none() {
             let collector = Collector::start(&self.config.attach.pin_dir, self.metrics.clone())?;
             self.flows = Some(collector);
+            self.take_over.follow(&self.config.attach.pin_dir)?;
         }
         self.waiting_since = None;
         self.tell_up_to_date();

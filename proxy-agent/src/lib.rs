@@ -22,3 +22,4 @@ pub mod sockets;
 pub mod source;
 pub mod store;
 pub mod sys;
+pub mod take_over;

@@ -412,20 +412,31 @@ pub fn lookup_batch<const K: usize, const V: usize>(
 
 /// A socket option that is a number of 64 bits (level SOL_SOCKET).
 pub fn socket_option(socket: BorrowedFd<'_>, option: libc::c_int) -> io::Result<u64> {
-    let mut value = 0_u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `value`.
+    let mut value = [0; 8];
+    read_socket_option(socket, libc::SOL_SOCKET, option, &mut value)?;
+    Ok(u64::from_ne_bytes(value))
+}
+
+/// A socket option of a level. The kernel may read `value` before it writes there.
+pub fn read_socket_option(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: &mut [u8],
+) -> io::Result<()> {
+    let mut length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the kernel reads and writes at most `length` bytes of `value`.
     let result = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
-            libc::SOL_SOCKET,
+            level,
             option,
-            std::ptr::from_mut(&mut value).cast(),
+            value.as_mut_ptr().cast(),
             &mut length,
         )
     };
     if result == 0 {
-        Ok(value)
+        Ok(())
     } else {
         Err(io::Error::last_os_error())
     }

@@ -1,6 +1,7 @@
 //! Maps that the agent fills once: settings, and the service address ranges.
 
 use super::AttachOptions;
+use crate::take_over;
 use anyhow::{Context, Result};
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, MapData};
@@ -23,7 +24,7 @@ pub(super) fn configure(pin_dir: &Path, options: &AttachOptions, instance: u32) 
     update_device_settings(pin_dir, |settings| {
         settings.snat_first_port = *options.snat_ports.start();
         settings.snat_last_port = *options.snat_ports.end();
-        settings.take_over = 0;
+        settings.take_over = take_over::may_begin().into();
     })?;
     let map =
         MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;

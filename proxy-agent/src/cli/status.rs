@@ -29,6 +29,9 @@ struct Status {
     /// Settings of this host that are in the way of packets.
     obstacles: Vec<String>,
     flows: Flows,
+    /// Whether connections of a kube-proxy may be under way, and so packets in
+    /// mid-connection that no flow is known of pass to the stack.
+    take_over: bool,
     maps: Vec<Map>,
     drops: Vec<Drop>,
 }
@@ -118,6 +121,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             answered: flows[0].div_ceil(2),
             new: flows[1].div_ceil(2),
         },
+        take_over: kernel.device_settings()?.take_over != 0,
         maps: map_names(&kernel)
             .into_iter()
             .map(|name| look_at_map(pin_dir, name, &kernel, flows))
@@ -198,6 +202,11 @@ fn print_tables(status: &Status) {
     let Flows { answered, new } = status.flows;
     println!("{hooks}\n\n{devices}\n\nFlows: {answered} answered, {new} not yet\n");
     println!("{maps}\n\n{drops}");
+    if status.take_over {
+        println!(
+            "\nTake-over: connections of a kube-proxy may be under way; what no flow is known of passes."
+        );
+    }
     for obstacle in &status.obstacles {
         println!("\n{obstacle}");
     }
