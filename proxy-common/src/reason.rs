@@ -38,26 +38,22 @@ pub enum DropReason {
     FlowsFull = 12,
     /// A packet in mid-connection of which no flow is known.
     NoFlow = 13,
-    /// A packet that is cut off, or whose headers contradict each other.
-    Malformed = 14,
     /// A packet whose hops are used up.
-    TtlExceeded = 15,
+    TtlExceeded = 14,
     /// Larger than the way to the backend takes; the client is told.
-    TooBig = 16,
+    TooBig = 15,
     /// A fragment that came before the first one of its packet.
-    FragmentUnknown = 17,
+    FragmentUnknown = 16,
     /// The kernel could not change the packet.
-    RewriteFailed = 18,
-    /// A protocol that the packet path does not translate.
-    UnsupportedProtocol = 19,
+    RewriteFailed = 17,
     /// The client's address and port already have a connection with that backend
     /// through another frontend.
-    TupleTaken = 20,
+    TupleTaken = 18,
 }
 
 impl DropReason {
     /// Number of reasons.
-    pub const COUNT: u32 = 21;
+    pub const COUNT: u32 = 19;
 
     /// Every reason, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -75,12 +71,10 @@ impl DropReason {
         Self::SnatPortsExhausted,
         Self::FlowsFull,
         Self::NoFlow,
-        Self::Malformed,
         Self::TtlExceeded,
         Self::TooBig,
         Self::FragmentUnknown,
         Self::RewriteFailed,
-        Self::UnsupportedProtocol,
         Self::TupleTaken,
     ];
 
@@ -101,12 +95,10 @@ impl DropReason {
             Self::SnatPortsExhausted => "snat_ports_exhausted",
             Self::FlowsFull => "flows_full",
             Self::NoFlow => "no_flow",
-            Self::Malformed => "malformed",
             Self::TtlExceeded => "ttl_exceeded",
             Self::TooBig => "too_big",
             Self::FragmentUnknown => "fragment_unknown",
             Self::RewriteFailed => "rewrite_failed",
-            Self::UnsupportedProtocol => "unsupported_protocol",
             Self::TupleTaken => "tuple_taken",
         }
     }
@@ -136,12 +128,10 @@ impl DropReason {
             Self::SnatPortsExhausted => "every port tried for SNAT is taken towards that backend",
             Self::FlowsFull => "the map of flows has no room for one more",
             Self::NoFlow => "a packet in mid-connection of which no flow is known",
-            Self::Malformed => "a packet that is cut off or whose headers contradict each other",
             Self::TtlExceeded => "a packet whose time to live is used up",
             Self::TooBig => "larger than the way to the backend takes (the client is told)",
             Self::FragmentUnknown => "a fragment that came before its packet's first one",
             Self::RewriteFailed => "the kernel could not change the packet",
-            Self::UnsupportedProtocol => "a protocol that the packet path does not translate",
             Self::TupleTaken => {
                 "the client's port already talks to that backend by another frontend"
             }
