@@ -25,7 +25,9 @@ pub struct FragmentPorts {
     pub source: u16,
     /// Host byte order.
     pub destination: u16,
+    /// Seconds since boot of the first fragment.
+    pub seen_s: u32,
 }
 
 const _: () = assert!(size_of::<FragmentKey>() == 40);
-const _: () = assert!(size_of::<FragmentPorts>() == 4);
+const _: () = assert!(size_of::<FragmentPorts>() == 8);

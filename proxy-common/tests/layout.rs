@@ -31,7 +31,7 @@ const MAPS: Recorded = Recorded {
         include_str!("../src/udp_socket.rs"),
     ],
     names: &[],
-    hash: 0x1047_9639_5653_2281,
+    hash: 0x3789_9fa1_e5be_dd2f,
 };
 
 const SOCKETS: Recorded = Recorded {

@@ -72,7 +72,7 @@ pub(crate) struct Node {
     affinity: Map<AffinityKey, Affinity>,
     pub(crate) flows: Map<FlowKey, Flow>,
     pub(crate) flows_new: Map<FlowKey, Flow>,
-    fragments: Map<FragmentKey, FragmentPorts>,
+    pub(crate) fragments: Map<FragmentKey, FragmentPorts>,
     devices: Map<u32, Device>,
     settings: Map<u32, DeviceSettings>,
     answers: PerCpuArray<MapData, u64>,

@@ -12,6 +12,13 @@ use crate::{
 use aya_ebpf::programs::TcContext;
 use proxy_common::{FragmentKey, FragmentPorts};
 
+/// Seconds after which a later fragment is none of the same datagram: so long Linux
+/// waits for the rest of one (`ipfrag_time`, Documentation/networking/ip-sysctl.rst).
+/// Identifications come again, and their first fragments may take another way, or be
+/// lost: what follows would get the ports of an old datagram. An IPv6 fragment that
+/// is later still, for which others wait 60 seconds, is dropped.
+const SECONDS_MAX: u32 = 30;
+
 /// Remembers the ports of a first fragment; gives them to a later one. `false`
 /// if they are not known.
 #[inline(always)]
@@ -29,6 +36,7 @@ pub fn complete(packet: &mut Packet) -> bool {
         let ports = FragmentPorts {
             source: packet.source_port,
             destination: packet.destination_port,
+            seen_s: maps::now_s(),
         };
         // An LRU map makes room by itself; else the others are not recognised.
         let _ = FRAGMENTS.insert(&key, &ports, 0);
@@ -39,6 +47,9 @@ pub fn complete(packet: &mut Packet) -> bool {
     };
     // SAFETY: the element is valid while the program runs.
     let ports = unsafe { *ports };
+    if maps::now_s().saturating_sub(ports.seen_s) > SECONDS_MAX {
+        return false;
+    }
     packet.source_port = ports.source;
     packet.destination_port = ports.destination;
     true

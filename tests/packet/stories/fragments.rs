@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use proxy_common::{DropReason, FrontendKind, Protocol};
+use proxy_common::{DropReason, FragmentPorts, FrontendKind, Protocol};
 
 use crate::bpf::Context;
 use crate::cast::{CASES, KINDS, Place, Scene};
@@ -96,6 +96,33 @@ fn fragments_in_order_follow_the_first_one() {
         for (before, after) in reply.before.iter().zip(&reply.after) {
             answers(&scene, before).expect(verdict(&scene), after, None);
         }
+    }
+}
+
+/// Identifications come again: what was remembered of an old datagram is not for a new
+/// one, whose first fragment was lost.
+#[test]
+fn a_datagram_is_forgotten_after_thirty_seconds() {
+    for scene in scenes(&[FrontendKind::ClusterIp]) {
+        let [request, _] = conversation(&scene);
+        let Pieces { before, after } = Pieces::new(&request.0, &request.1, 7);
+        asks(&scene, &before[0]).expect(verdict(&scene), &after[0], None);
+        let grow_older = |seconds| {
+            for (key, ports) in scene.node.fragments.entries() {
+                let seen_s = ports.seen_s - seconds;
+                scene
+                    .node
+                    .fragments
+                    .put(&key, &FragmentPorts { seen_s, ..ports });
+            }
+        };
+        grow_older(29);
+        asks(&scene, &before[1]).expect(verdict(&scene), &after[1], None);
+        grow_older(2);
+        let seen = asks(&scene, &before[2]);
+        seen.dropped(DropReason::FragmentUnknown);
+        asks(&scene, &before[0]).expect(verdict(&scene), &after[0], None);
+        asks(&scene, &before[2]).expect(verdict(&scene), &after[2], None);
     }
 }
 
