@@ -15,6 +15,7 @@ pub mod flows;
 pub mod model;
 mod netlink;
 pub mod observe;
+mod pattern;
 mod pretend;
 pub mod publish;
 pub mod resolve;

@@ -29,8 +29,9 @@ pub struct Backend {
     /// Raised each time the element is given to another endpoint, so that what
     /// remembers a backend (affinity, flows) notices.
     pub generation: u32,
-    /// Always 0.
-    pub _reserved: u32,
+    /// Its share of new connections beside the other endpoints' weights. With 0 it
+    /// gets none, unless nobody in the set has more.
+    pub weight: u32,
 }
 
 impl Backend {

@@ -5,8 +5,8 @@
 //! so this is where their logic is tested).
 
 use crate::{
-    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, Frontend,
-    FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
+    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, DropReason, EndpointSet,
+    Frontend, FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 
 /// What a look-up in `frontends` found.
@@ -50,6 +50,8 @@ pub trait Maps {
     /// A number to pick by: random for sockets, of the packet's tuple for packets.
     /// With `of_client`, source ports do not enter it.
     fn number(&self, of_client: bool) -> u32;
+    /// A random number.
+    fn random(&self) -> u32;
     /// Seconds since boot.
     fn now_s(&self) -> u32;
 }
@@ -230,7 +232,7 @@ fn check_source(maps: &impl Maps, frontend: &Frontend) -> Result<(), DropReason>
     }
 }
 
-/// Picks a backend of a frontend: the kept one, then affinity, then chance.
+/// Picks a backend of a frontend: the kept one, then affinity, then the algorithm.
 #[inline(always)]
 fn choose(maps: &impl Maps, frontend: &Frontend, kept: BackendRef) -> Result<Target, DropReason> {
     if kept.id != 0
@@ -295,7 +297,10 @@ fn current(maps: &impl Maps, frontend: &Frontend, reference: BackendRef) -> Opti
 
 #[inline(always)]
 fn pick(maps: &impl Maps, frontend: &Frontend) -> Result<Target, DropReason> {
-    let number = maps.number(frontend.affinity_timeout_s != 0);
+    let number = match frontend.algorithm {
+        Algorithm::Maglev => maps.number(frontend.affinity_timeout_s != 0),
+        Algorithm::Random => maps.random(),
+    };
     let Some(index) = number.checked_rem(frontend.table.length) else {
         return Err(empty(frontend));
     };

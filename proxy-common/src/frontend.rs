@@ -160,6 +160,45 @@ pub enum SourceFilter {
     RangesAndHost = 2,
 }
 
+/// How a frontend picks a backend from its table.
+#[repr(u8)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+pub enum Algorithm {
+    /// By a hash of the packet's tuple, alike on every node. A socket has no
+    /// tuple yet: for clients on this node it is chance.
+    #[default]
+    Maglev = 0,
+    /// By chance.
+    Random = 1,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 2] = [Self::Maglev, Self::Random];
+
+    /// The name that annotations use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Maglev => "maglev",
+            Self::Random => "random",
+        }
+    }
+}
+
 /// Key of `frontends`.
 #[repr(C)]
 #[derive(
@@ -208,7 +247,7 @@ impl FrontendKey {
 ///    "value": { "key": { … }, "generation": 7, "service": 3,
 ///               "table": { "chunk": 0, "first_line": 12, "length": 2 },
 ///               "affinity_timeout_s": 0, "kind": "ClusterIp", "set": "Cluster",
-///               "elsewhere": 0, "source_filter": "Anyone" } }]
+///               "elsewhere": 0, "source_filter": "Anyone", "algorithm": "Maglev" } }]
 /// ```
 ///
 /// The key is repeated and a generation added since the kernel may recycle a
@@ -239,8 +278,12 @@ pub struct Frontend {
     pub elsewhere: u8,
     /// Which clients are taken.
     pub source_filter: SourceFilter,
+    /// How one of `table` is picked.
+    pub algorithm: Algorithm,
+    /// Always 0.
+    pub _reserved: [u8; 3],
 }
 
 const _: () = assert!(size_of::<FrontendKey>() == 20);
 const _: () =
-    assert!(size_of::<Frontend>() == 48 + if cfg!(feature = "other-layout") { 4 } else { 0 });
+    assert!(size_of::<Frontend>() == 52 + if cfg!(feature = "other-layout") { 4 } else { 0 });

@@ -39,7 +39,7 @@ pub use device::{Device, DeviceSettings};
 pub use flow::{Flow, FlowKey};
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use frontend::{
-    EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
+    Algorithm, EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
 };
 pub use layout::{LAYOUT_VERSION, Layout, SOCKET_LAYOUT_VERSION};
 pub use reason::DropReason;

@@ -31,7 +31,7 @@ const MAPS: Recorded = Recorded {
         include_str!("../src/udp_socket.rs"),
     ],
     names: &[],
-    hash: 0x3789_9fa1_e5be_dd2f,
+    hash: 0xa445_811b_7340_e49c,
 };
 
 const SOCKETS: Recorded = Recorded {

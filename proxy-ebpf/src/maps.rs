@@ -11,7 +11,8 @@ use aya_ebpf::{
     bindings::bpf_sock,
     btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage},
     helpers::generated::{
-        bpf_get_netns_cookie, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns, bpf_sk_storage_get,
+        bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns,
+        bpf_sk_storage_get,
     },
     macros::btf_map,
     maps::lpm_trie::Key,
@@ -463,9 +464,21 @@ impl<C: Client> Maps for KernelMaps<C> {
     }
 
     #[inline(always)]
+    fn random(&self) -> u32 {
+        random()
+    }
+
+    #[inline(always)]
     fn now_s(&self) -> u32 {
         now_s()
     }
+}
+
+/// A random number.
+#[inline(always)]
+pub fn random() -> u32 {
+    // SAFETY: takes nothing, returns a number.
+    unsafe { bpf_get_prandom_u32() }
 }
 
 /// Seconds since boot.

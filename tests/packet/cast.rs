@@ -3,7 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::{
-    DropReason, EndpointSet, FrontendKind, Protocol, ServiceId, SourceFilter, decide::BackendRef,
+    Algorithm, DropReason, EndpointSet, FrontendKind, Protocol, ServiceId, SourceFilter,
+    decide::BackendRef,
 };
 
 use crate::node::{Guard, Link, Listing, Outcome, node};
@@ -129,6 +130,7 @@ impl Case {
             affinity_timeout_s: 0,
             elsewhere: false,
             source_filter: SourceFilter::Anyone,
+            algorithm: Algorithm::Maglev,
         }
     }
 

@@ -12,10 +12,10 @@ use aya::programs::{ProgramFd, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, Device, DeviceSettings,
-    DropReason, EndpointSet, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey,
-    FrontendKind, Protocol, Scope, ServiceId, SourceFilter, SourceRange, TableLine, TableRef,
-    decide::BackendRef,
+    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, BackendStats, Device,
+    DeviceSettings, DropReason, EndpointSet, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend,
+    FrontendKey, FrontendKind, Protocol, Scope, ServiceId, SourceFilter, SourceRange, TableLine,
+    TableRef, decide::BackendRef,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -54,6 +54,7 @@ pub(crate) struct Listing {
     pub(crate) affinity_timeout_s: u32,
     pub(crate) elsewhere: bool,
     pub(crate) source_filter: SourceFilter,
+    pub(crate) algorithm: Algorithm,
 }
 
 pub(crate) struct Node {
@@ -322,7 +323,7 @@ impl Node {
             state: Backend::IN_CLUSTER_SET | Backend::SERVING,
             service,
             generation,
-            _reserved: 0,
+            weight: 1,
         };
         self.backends.put(&id, &record);
         BackendRef { id, generation }
@@ -385,6 +386,8 @@ impl Node {
             set: listing.set,
             elsewhere: listing.elsewhere.into(),
             source_filter: listing.source_filter,
+            algorithm: listing.algorithm,
+            _reserved: [0; 3],
         };
         self.frontends.put(&key, &frontend);
         self.published.push(key);

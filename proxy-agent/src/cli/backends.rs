@@ -15,6 +15,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             "BACKEND",
             "NODE",
             "STATE",
+            "WEIGHT",
             "NEW CONNECTIONS",
             "OPENED",
             "FAILED",
@@ -29,6 +30,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                     backend.address.clone(),
                     if backend.local { "this" } else { "other" }.to_owned(),
                     backend.state.to_owned(),
+                    backend.weight.to_string(),
                     if in_use.contains(&backend.id) {
                         "yes"
                     } else {

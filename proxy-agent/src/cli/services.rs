@@ -15,6 +15,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             "KIND",
             "CLIENTS",
             "POLICY",
+            "ALGORITHM",
             "BACKENDS",
         ]);
         for port in &ports {
@@ -22,6 +23,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                 table.add_row([
                     port.name.as_str(),
                     port.protocol.as_str(),
+                    "-",
                     "-",
                     "-",
                     "-",
@@ -37,6 +39,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                     frontend.kind.to_owned(),
                     clients.to_owned(),
                     policy(port, frontend.kind).to_owned(),
+                    frontend.algorithm.to_owned(),
                     frontend.backends.len().to_string(),
                 ]);
             }

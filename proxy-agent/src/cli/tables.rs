@@ -8,7 +8,7 @@ use crate::publish::Kernel;
 use crate::publish::bpf::BpfKernel;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use proxy_common::{EndpointSet, Protocol, ServiceId};
+use proxy_common::{Algorithm, EndpointSet, Protocol, ServiceId};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,6 +30,8 @@ pub(super) struct Tables {
 #[derive(Serialize)]
 struct View {
     protocol: &'static str,
+    /// How a backend is picked from it.
+    algorithm: &'static str,
     /// `list` or `maglev`.
     form: &'static str,
     family: &'static str,
@@ -45,6 +47,7 @@ struct View {
 #[derive(Serialize)]
 struct Share {
     address: String,
+    weight: u32,
     slots: usize,
     percent: f64,
 }
@@ -98,19 +101,24 @@ fn tables(
     let mut found = BTreeMap::new();
     for frontend in kernel.frontends()? {
         if frontend.service == service {
-            found.insert(TableKind::of(&compile::resolved(&frontend)), frontend.table);
+            let kind = TableKind::of(&compile::resolved(&frontend));
+            found.insert(kind, (frontend.table, frontend.algorithm));
         }
     }
-    let view = |(kind, table): (TableKind, _)| {
-        let backend = |id| {
+    let view = |(kind, (table, algorithm)): (TableKind, (_, Algorithm))| {
+        let mut weights = Weights::new();
+        let mut backend = |id| {
             let backend = kernel.backend(id);
-            (backend.address, backend.port)
+            let key = (backend.address, backend.port);
+            weights.insert(key, backend.weight);
+            key
         };
-        let slots: Vec<BackendKey> = kernel.table(table).into_iter().map(backend).collect();
+        let slots: Vec<BackendKey> = kernel.table(table).into_iter().map(&mut backend).collect();
         let without = without.filter(|_| kind.form == TableForm::Maglev);
         let without = without.map(|it| (it.ip().into(), it.port()));
         View {
             protocol,
+            algorithm: algorithm.as_str(),
             form: match kind.form {
                 TableForm::List => "list",
                 TableForm::Maglev => "maglev",
@@ -121,12 +129,15 @@ fn tables(
                 EndpointSet::Local => "Local",
             },
             size: slots.len(),
-            backends: shares(&slots),
-            without: without.and_then(|gone| change(&slots, gone, seed)),
+            backends: shares(&slots, &weights),
+            without: without.and_then(|gone| change(&slots, &weights, gone, seed)),
         }
     };
     Ok(found.into_iter().map(view).collect())
 }
+
+/// Of the backends of a table.
+type Weights = BTreeMap<BackendKey, u32>;
 
 fn count(slots: &[BackendKey]) -> BTreeMap<BackendKey, usize> {
     let mut counts = BTreeMap::new();
@@ -144,9 +155,10 @@ fn share(slots: usize, size: usize) -> f64 {
     slots as f64 / size.max(1) as f64
 }
 
-fn shares(slots: &[BackendKey]) -> Vec<Share> {
+fn shares(slots: &[BackendKey], weights: &Weights) -> Vec<Share> {
     let of = |((address, port), count)| Share {
         address: socket_address(address, port),
+        weight: weights.get(&(address, port)).copied().unwrap_or_default(),
         slots: count,
         percent: percent(share(count, slots.len())),
     };
@@ -155,11 +167,21 @@ fn shares(slots: &[BackendKey]) -> Vec<Share> {
 
 /// What the table becomes without a backend, made as the agent would make it.
 /// `None` if it is not in the table.
-fn change(before: &[BackendKey], gone: BackendKey, seed: u32) -> Option<Without> {
+fn change(
+    before: &[BackendKey],
+    weights: &Weights,
+    gone: BackendKey,
+    seed: u32,
+) -> Option<Without> {
     let counts = count(before);
     let own = *counts.get(&gone)?;
     let left = counts.keys().filter(|key| **key != gone);
-    let members: Vec<Member> = left.map(|&key| Member { key, weight: 1 }).collect();
+    let weight = |key: &BackendKey| weights.get(key).copied().unwrap_or_default().max(1);
+    let member = |key: &BackendKey| Member {
+        key: *key,
+        weight: weight(key),
+    };
+    let members: Vec<Member> = left.map(member).collect();
     let size = maglev::size(members.len());
     let after: Vec<BackendKey> = maglev::table(&members, seed, size)
         .into_iter()
@@ -184,13 +206,23 @@ fn change(before: &[BackendKey], gone: BackendKey, seed: u32) -> Option<Without>
 }
 
 fn print_tables(views: &[View], without: Option<SocketAddr>) {
-    let name = |view: &View| [view.protocol, view.form, view.family, view.set].map(str::to_owned);
+    let name = |view: &View| {
+        let View {
+            protocol,
+            algorithm,
+            form,
+            family,
+            set,
+            ..
+        } = *view;
+        [protocol, algorithm, form, family, set].map(str::to_owned)
+    };
     let columns = |more: &[&'static str]| {
-        let first = ["PROTOCOL", "TABLE", "FAMILY", "SET"].as_slice();
+        let first = ["PROTOCOL", "ALGORITHM", "TABLE", "FAMILY", "SET"].as_slice();
         table(&[first, more].concat())
     };
     let mut sizes = columns(&["SIZE", "BACKENDS", "LEAST %", "MOST %"]);
-    let mut backends = columns(&["BACKEND", "SLOTS", "SHARE %"]);
+    let mut backends = columns(&["BACKEND", "WEIGHT", "SLOTS", "SHARE %"]);
     let mut changes = columns(&["NEW SIZE", "MOVED %", "OF WHICH ITS OWN %"]);
     for view in views {
         let shares = || view.backends.iter().map(|it| it.percent);
@@ -199,7 +231,11 @@ fn print_tables(views: &[View], without: Option<SocketAddr>) {
         let range = [least, most].map(|it| it.map_or("-".to_owned(), |it| it.to_string()));
         sizes.add_row(name(view).into_iter().chain(numbers).chain(range));
         for it in &view.backends {
-            let numbers = [it.slots.to_string(), it.percent.to_string()];
+            let numbers = [
+                it.weight.to_string(),
+                it.slots.to_string(),
+                it.percent.to_string(),
+            ];
             let cells = [it.address.clone()].into_iter().chain(numbers);
             backends.add_row(name(view).into_iter().chain(cells));
         }
@@ -227,22 +263,26 @@ mod tests {
         (IpAddr::from([10, 0, 0, host]).into(), 80)
     }
 
-    fn slots(hosts: std::ops::RangeInclusive<u8>) -> Vec<BackendKey> {
-        let members: Vec<Member> = hosts
-            .map(|host| Member {
-                key: key(host),
-                weight: 1,
-            })
-            .collect();
+    fn weights(hosts: std::ops::RangeInclusive<u8>) -> Weights {
+        hosts.map(|host| (key(host), 1)).collect()
+    }
+
+    fn slots(weights: &Weights) -> Vec<BackendKey> {
+        let member = |(&key, &weight): (&BackendKey, &u32)| Member { key, weight };
+        let members: Vec<Member> = weights.iter().map(member).collect();
         maglev::table(&members, 7, maglev::size(members.len()))
             .into_iter()
             .map(|index| members[index as usize].key)
             .collect()
     }
 
+    fn without(weights: &Weights, host: u8) -> Option<Without> {
+        change(&slots(weights), weights, key(host), 7)
+    }
+
     #[test]
     fn without_a_backend_its_own_slots_move_and_few_others() {
-        let change = change(&slots(1..=5), key(2), 7).unwrap();
+        let change = without(&weights(1..=5), 2).unwrap();
         assert_eq!((change.size, change.own_percent), (2_039, 20.01));
         assert!(
             (20.01..25.0).contains(&change.moved_percent),
@@ -252,8 +292,20 @@ mod tests {
     }
 
     #[test]
+    fn the_others_keep_their_weights() {
+        let mut weights = weights(1..=5);
+        weights.insert(key(2), 6);
+        weights.insert(key(3), 10);
+        let change = without(&weights, 2).unwrap();
+        // 6 of 19.
+        let (own, moved) = (change.own_percent, change.moved_percent);
+        assert!((31.4..31.8).contains(&own), "{own}");
+        assert!((own..own + 4.0).contains(&moved), "{moved}");
+    }
+
+    #[test]
     fn another_size_moves_most() {
-        let change = change(&slots(1..=11), key(2), 7).unwrap();
+        let change = without(&weights(1..=11), 2).unwrap();
         assert_eq!(change.size, 2_039);
         assert!(
             (89.0..92.0).contains(&change.moved_percent),
@@ -264,11 +316,11 @@ mod tests {
 
     #[test]
     fn the_last_backend_takes_everything_with_it_and_a_strange_one_nothing() {
-        let last = change(&slots(1..=1), key(1), 7).unwrap();
+        let last = without(&weights(1..=1), 1).unwrap();
         assert_eq!(
             (last.size, last.moved_percent, last.own_percent),
             (0, 100.0, 100.0)
         );
-        assert!(change(&slots(1..=5), key(9), 7).is_none());
+        assert!(without(&weights(1..=5), 9).is_none());
     }
 }

@@ -92,7 +92,7 @@ impl Walk {
 ///
 /// `size` is one of [`SIZES`], or another prime. The backends take turns in the
 /// order of their addresses; one with half the weight of the heaviest has every
-/// second turn.
+/// second turn, and each has the first.
 pub fn table(members: &[Member], seed: u32, size: u32) -> Vec<u32> {
     const NOBODY: u32 = u32::MAX;
     let mut walks: Vec<Walk> = (0..)
@@ -104,6 +104,9 @@ pub fn table(members: &[Member], seed: u32, size: u32) -> Vec<u32> {
     let Some(heaviest) = walks.iter().map(|walk| walk.weight).max() else {
         return Vec::new();
     };
+    for walk in &mut walks {
+        walk.credit = heaviest - walk.weight;
+    }
     let mut table = vec![NOBODY; size as usize];
     let mut free = size;
     while free > 0 {

@@ -1,12 +1,13 @@
 //! From a resolved service port to map elements: pure.
 
+pub mod list;
 pub mod maglev;
 
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
 use ipnet::IpNet;
 use proxy_common::{
-    Address, Backend, BackendId, EndpointSet, Frontend, FrontendKey, FrontendKind, Scope,
-    ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
+    Address, Algorithm, Backend, BackendId, EndpointSet, Frontend, FrontendKey, FrontendKind,
+    Scope, ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
 };
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -23,14 +24,23 @@ pub struct BackendEntry {
     pub state: u8,
     /// 1 if the endpoint is on this node.
     pub local: u8,
+    /// As [`ResolvedEndpoint::weight`].
+    pub weight: u16,
     /// Index into `backends`.
     pub id: BackendId,
+}
+
+impl BackendEntry {
+    /// Its share in a table that it is in: the others have 0, too, if it has.
+    fn share(&self) -> u16 {
+        self.weight.max(1)
+    }
 }
 
 /// How a table lists the backends of its set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TableForm {
-    /// Each once, for a pick by chance.
+    /// Each as [`list::repeats`] says, for a pick by chance.
     List,
     /// As [`maglev::table`], for a pick that is the same on every node.
     Maglev,
@@ -63,12 +73,16 @@ impl TableKind {
     /// The table that a frontend picks from. Clients on this node, and those of a
     /// ClusterIP, whose packets come by one node alone, gain nothing by Maglev.
     pub fn of(frontend: &ResolvedFrontend) -> Self {
-        let form = match (frontend.scope, frontend.kind) {
-            (Scope::Internal, _) | (Scope::External, FrontendKind::ClusterIp) => TableForm::List,
-            (
-                Scope::External,
-                FrontendKind::NodePort | FrontendKind::LoadBalancer | FrontendKind::ExternalIp,
-            ) => TableForm::Maglev,
+        let by_any_node = frontend.scope == Scope::External
+            && match frontend.kind {
+                FrontendKind::ClusterIp => false,
+                FrontendKind::NodePort | FrontendKind::LoadBalancer | FrontendKind::ExternalIp => {
+                    true
+                }
+            };
+        let form = match frontend.algorithm {
+            Algorithm::Maglev if by_any_node => TableForm::Maglev,
+            Algorithm::Maglev | Algorithm::Random => TableForm::List,
         };
         Self {
             form,
@@ -100,17 +114,26 @@ impl TableKind {
         let members = backends
             .iter()
             .filter(|it| it.key.0.is_v4() == self.is_v4 && it.state & bit != 0);
+        let members: Vec<&BackendEntry> = members.collect();
         match self.form {
-            TableForm::List => members.map(|it| it.id).collect(),
-            TableForm::Maglev => maglev_ids(&members.copied().collect::<Vec<_>>(), seed),
+            TableForm::List => list_ids(&members),
+            TableForm::Maglev => maglev_ids(&members, seed),
         }
     }
 }
 
-fn maglev_ids(backends: &[BackendEntry], seed: u32) -> Vec<BackendId> {
-    let member = |entry: &BackendEntry| maglev::Member {
+fn list_ids(backends: &[&BackendEntry]) -> Vec<BackendId> {
+    let weights: Vec<u16> = backends.iter().map(|it| it.share()).collect();
+    let repeats = list::repeats(&weights).into_iter().zip(backends);
+    repeats
+        .flat_map(|(count, entry)| std::iter::repeat_n(entry.id, count as usize))
+        .collect()
+}
+
+fn maglev_ids(backends: &[&BackendEntry], seed: u32) -> Vec<BackendId> {
+    let member = |entry: &&BackendEntry| maglev::Member {
         key: entry.key,
-        weight: 1,
+        weight: entry.share().into(),
     };
     let members: Vec<_> = backends.iter().map(member).collect();
     maglev::table(&members, seed, maglev::size(members.len()))
@@ -142,6 +165,7 @@ pub fn resolved(frontend: &Frontend) -> ResolvedFrontend {
         scope: frontend.key.scope,
         set: frontend.set,
         source_filter: frontend.source_filter,
+        algorithm: frontend.algorithm,
     }
 }
 
@@ -203,6 +227,8 @@ pub fn frontend(
         set: frontend.set,
         elsewhere: elsewhere.into(),
         source_filter: frontend.source_filter,
+        algorithm: frontend.algorithm,
+        _reserved: [0; 3],
     }
 }
 

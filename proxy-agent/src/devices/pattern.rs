@@ -38,17 +38,3 @@ impl UplinkNames {
         Ok(Self::Patterns(list))
     }
 }
-
-/// Whether a name matches a pattern with `*` for any text.
-pub(super) fn matches(pattern: &str, name: &str) -> bool {
-    let Some((start, rest)) = pattern.split_once('*') else {
-        return pattern == name;
-    };
-    let Some(name) = name.strip_prefix(start) else {
-        return false;
-    };
-    (0..=name.len()).any(|at| {
-        name.get(at..)
-            .is_some_and(|remaining| matches(rest, remaining))
-    })
-}

@@ -1,7 +1,8 @@
 //! Which devices the packet path uses, in which role. Pure.
 
 use super::network::{Link, LinkKind, LocalAddress, Network, Reach, Route};
-use super::pattern::{UplinkNames, matches};
+use super::pattern::UplinkNames;
+use crate::pattern::matches;
 use proxy_common::{Address, Device};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

@@ -1,9 +1,7 @@
 //! Tables: a network in a few words, and the devices chosen from it.
 
-use super::{
-    Link, LinkKind, LocalAddress, Network, Reach, Route, Selection, UplinkNames, pattern::matches,
-    select,
-};
+use super::{Link, LinkKind, LocalAddress, Network, Reach, Route, Selection, UplinkNames, select};
+use crate::pattern::matches;
 use proxy_common::{Address, Device};
 use std::net::IpAddr;
 

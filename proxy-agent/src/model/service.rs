@@ -1,9 +1,11 @@
 //! `v1/Service`.
 
-use crate::model::{Family, Interner, Kind, ObjectName, Reason, Warning, ip, meta};
+use crate::model::{
+    Family, Interner, Kind, ObjectName, Reason, Warning, Weights, annotation, ip, meta,
+};
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use proxy_common::Protocol;
+use proxy_common::{Algorithm, Protocol};
 use serde::Deserialize;
 use std::fmt;
 use std::net::IpAddr;
@@ -65,6 +67,10 @@ pub struct Service {
     pub external_local: bool,
     /// `spec.healthCheckNodePort`, 0 for none.
     pub health_check_node_port: u16,
+    /// How backends are picked.
+    pub algorithm: Algorithm,
+    /// The shares of its endpoints.
+    pub weights: Weights,
     /// `spec.ports`, each name once.
     pub ports: Box<[ServicePort]>,
 }
@@ -236,6 +242,8 @@ impl RawService {
                 format_args!("spec.healthCheckNodePort"),
                 &mut warn,
             ),
+            algorithm: annotation::algorithm(&self.metadata, &mut warn),
+            weights: Weights::of_object(&self.metadata, &mut warn),
             ports: spec.ports(&mut warn),
             name: name.clone(),
         };

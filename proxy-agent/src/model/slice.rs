@@ -1,6 +1,8 @@
 //! `discovery.k8s.io/v1/EndpointSlice`.
 
-use crate::model::{Family, Interner, Kind, ObjectName, Reason, Warning, ip, meta, service};
+use crate::model::{
+    Family, Interner, Kind, ObjectName, Reason, Warning, Weights, ip, meta, service,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use proxy_common::Protocol;
 use serde::Deserialize;
@@ -13,6 +15,9 @@ const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Annotation with the time of the change behind a slice's state (core/v1,
 /// `EndpointsLastChangeTriggerTime`).
 const TRIGGER_TIME: &str = "endpoints.kubernetes.io/last-change-trigger-time";
+
+/// Ends a name in [`EndpointSlice::targets`]. No name has it.
+const TARGET_END: char = '\n';
 
 /// What we keep of an EndpointSlice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +33,10 @@ pub struct EndpointSlice {
     pub ports: Box<[SlicePort]>,
     /// Endpoints that have an address.
     pub endpoints: Box<[Endpoint]>,
+    /// See [`EndpointSlice::target_names`]; one string, since only weights need it.
+    pub targets: Box<str>,
+    /// The shares of its endpoints.
+    pub weights: Weights,
     /// Milliseconds since the epoch of the change of a Pod or Service that led
     /// to this state, as the EndpointSlice controller notes it.
     pub triggered_ms: Option<i64>,
@@ -38,6 +47,15 @@ impl EndpointSlice {
     pub fn is_alike(&self, other: &Self) -> bool {
         (&self.service, self.family) == (&other.service, other.family)
             && (&self.ports, &self.endpoints) == (&other.ports, &other.endpoints)
+            && (&self.targets, &self.weights) == (&other.targets, &other.weights)
+    }
+
+    /// `targetRef.name` of each endpoint, in their order; "" for none.
+    pub fn target_names(&self) -> impl Iterator<Item = &str> {
+        let named = self.targets.split(TARGET_END);
+        named
+            .chain(std::iter::repeat(""))
+            .take(self.endpoints.len())
     }
 }
 
@@ -110,6 +128,12 @@ struct RawEndpoint {
     conditions: Option<RawConditions>,
     node_name: Option<String>,
     hints: Option<RawHints>,
+    target_ref: Option<RawTarget>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct RawTarget {
+    name: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -159,19 +183,25 @@ impl RawEndpointSlice {
             .flatten()
             .filter_map(|port| port.convert(interner, &mut warn))
             .collect();
-        let endpoints = self
-            .endpoints
-            .iter()
-            .flatten()
-            .filter_map(|endpoint| endpoint.convert(interner, &mut warn))
-            .collect();
+        let mut endpoints = Vec::new();
+        let mut targets = String::new();
+        for raw in self.endpoints.iter().flatten() {
+            if let Some(endpoint) = raw.convert(interner, &mut warn) {
+                endpoints.push(endpoint);
+                targets.push_str(raw.target_name());
+                targets.push(TARGET_END);
+            }
+        }
+        let weights = Weights::of_object(&self.metadata, &mut warn);
         (
             Some(EndpointSlice {
                 name,
                 service,
                 family,
                 ports,
-                endpoints,
+                endpoints: endpoints.into(),
+                targets: targets.trim_end_matches(TARGET_END).into(),
+                weights,
                 triggered_ms: meta::annotated_ms(&self.metadata, TRIGGER_TIME),
             }),
             warnings,
@@ -225,6 +255,14 @@ impl RawPort {
 }
 
 impl RawEndpoint {
+    /// "" for none, and for what cannot be one.
+    fn target_name(&self) -> &str {
+        let target = self.target_ref.as_ref();
+        let name = target.and_then(|it| it.name.as_deref());
+        name.filter(|it| !it.contains(TARGET_END))
+            .unwrap_or_default()
+    }
+
     /// An endpoint without address is left out silently: there is nothing to use.
     fn convert(
         &self,

@@ -1,6 +1,7 @@
 //! Conversion of objects as an API server or a person writes them.
 
 use super::*;
+use proxy_common::Algorithm;
 use serde_json::{Value, json};
 
 fn service(value: Value) -> (Service, Vec<Reason>) {
@@ -378,4 +379,54 @@ fn strings_that_nobody_uses_are_forgotten() {
     }
     assert!(interner.len() < 3_000);
     assert!(std::sync::Arc::ptr_eq(&kept, &interner.intern("kept")));
+}
+
+#[test]
+fn annotations_of_a_service_are_read_and_bad_ones_told() {
+    let annotated = |algorithm: &str, weights: &str| {
+        service(json!({"metadata": {"name": "web", "annotations": {
+            "fairlead.io/algorithm": algorithm, "fairlead.io/weights": weights,
+        }}}))
+    };
+    let (web, warnings) = annotated("random", "web-0=3");
+    assert_eq!(web.algorithm, Algorithm::Random);
+    assert_eq!(web.weights, Weights::parse("web-0=3").unwrap());
+    assert!(warnings.is_empty());
+    let (web, warnings) = annotated("Random", "web-0=3,web-1");
+    assert_eq!(web.algorithm, Algorithm::Maglev);
+    assert!(web.weights.is_empty());
+    assert_eq!(warnings, [Reason::UnknownValue, Reason::InvalidWeights]);
+}
+
+#[test]
+fn the_names_of_targets_stay_with_their_endpoints() {
+    let endpoint =
+        |address: &str, target: Value| json!({"addresses": [address], "targetRef": target});
+    for (targets, wanted) in [
+        (["a", "b", "c"], ["a", "c"]),
+        (["", "b", "c"], ["", "c"]),
+        (["a", "b", ""], ["a", ""]),
+        (["", "", ""], ["", ""]),
+        (["a\n", "b", "c"], ["", "c"]),
+    ] {
+        let [first, second, third] = targets.map(|it| match it {
+            "" => Value::Null,
+            name => json!({"kind": "Pod", "name": name}),
+        });
+        let (web, warnings) = slice(json!({
+            "metadata": {"name": "web-1", "annotations": {"fairlead.io/weights": "a=2"}},
+            "addressType": "IPv4",
+            "endpoints": [
+                endpoint("10.0.0.1", first), endpoint("no address", second), endpoint("10.0.0.3", third),
+            ],
+        }));
+        let web = web.unwrap();
+        assert!(
+            web.target_names().eq(wanted),
+            "{targets:?}: {:?}",
+            web.targets
+        );
+        assert_eq!(web.weights.of(ip("10.0.0.1"), "a"), Some(2));
+        assert_eq!(warnings.len(), 1);
+    }
 }

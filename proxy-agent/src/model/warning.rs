@@ -70,6 +70,8 @@ pub enum Reason {
     FqdnSlice,
     /// An affinity timeout outside 1 to 86400 seconds.
     InvalidTimeout,
+    /// A list of weights that cannot be read.
+    InvalidWeights,
     /// Two manifests define one object.
     DuplicateObject,
     /// A manifest cannot be read.
@@ -100,6 +102,7 @@ impl Reason {
             Self::ProtocolMismatch => "ProtocolMismatch",
             Self::FqdnSlice => "FqdnSlice",
             Self::InvalidTimeout => "InvalidTimeout",
+            Self::InvalidWeights => "InvalidWeights",
             Self::DuplicateObject => "DuplicateObject",
             Self::UnreadableManifest => "UnreadableManifest",
             Self::UnsupportedProtocol => "UnsupportedProtocol",

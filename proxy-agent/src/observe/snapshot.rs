@@ -47,6 +47,8 @@ pub struct FrontendView {
     /// `internal`: for clients on this node. `external`: for those whose packets
     /// come in by an uplink.
     pub scope: &'static str,
+    /// maglev or random.
+    pub algorithm: &'static str,
     /// Ids of the backends that new connections get, in their order.
     pub backends: Vec<BackendId>,
 }
@@ -60,6 +62,8 @@ pub struct BackendView {
     pub address: String,
     /// On this node.
     pub local: bool,
+    /// Its share of new connections beside the others' weights.
+    pub weight: u32,
     /// Whether policy `Local` may use it.
     pub in_local_set: bool,
     /// `ready`: in the cluster set in force. `local-only`: in the local set only.
@@ -141,6 +145,7 @@ fn frontend_view(frontend: &Frontend, mut backends: Vec<BackendId>) -> FrontendV
             Scope::Internal => "internal",
             Scope::External => "external",
         },
+        algorithm: frontend.algorithm.as_str(),
         backends,
     }
 }
@@ -159,6 +164,7 @@ fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> Backen
         id,
         address: socket_address(backend.address, backend.port),
         local: backend.local != 0,
+        weight: backend.weight,
         in_local_set: backend.state & Backend::IN_LOCAL_SET != 0,
         state,
         opened: stats.opened,

@@ -104,7 +104,7 @@ pub(super) fn unused(old: &Backend) -> Backend {
         state: 0,
         service: 0,
         generation: old.generation,
-        _reserved: 0,
+        weight: 0,
     }
 }
 
@@ -186,6 +186,7 @@ impl<K: Kernel> Publisher<K> {
                     // swing, the old sets are in force too.
                     entry.state |= state;
                     entry.local = local;
+                    entry.weight = endpoint.weight;
                     let current = *entry;
                     self.write_backend(id, &current);
                     BackendEntry { state, ..current }
@@ -200,6 +201,7 @@ impl<K: Kernel> Publisher<K> {
                         key,
                         state,
                         local,
+                        weight: endpoint.weight,
                         id: backend,
                     };
                     self.create_backend(id, &entry);
@@ -407,6 +409,6 @@ fn record(service: ServiceId, entry: &BackendEntry, generation: u32) -> Backend 
         state: entry.state,
         service,
         generation,
-        _reserved: 0,
+        weight: entry.weight.into(),
     }
 }

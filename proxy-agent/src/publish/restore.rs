@@ -114,6 +114,7 @@ fn restore_backends(kernel: &impl Kernel, ports: &mut Ports, retired: &mut Retir
             key,
             state: backend.state,
             local: backend.local,
+            weight: backend.weight.try_into().unwrap_or(u16::MAX),
             id,
         };
         match ports.get_mut(&backend.service) {

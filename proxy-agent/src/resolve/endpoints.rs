@@ -3,13 +3,17 @@
 //! Corresponds to pkg/proxy/endpointslicecache.go of kubernetes/kubernetes.
 
 use super::{NodeView, address};
-use crate::model::{Endpoint, EndpointSlice, Family, Hints, Kind, Reason, ServicePort, Warning};
+use crate::model::{
+    Endpoint, EndpointSlice, Family, Hints, Kind, Reason, Service, ServicePort, WEIGHT_DEFAULT,
+    Warning,
+};
 use std::net::IpAddr;
 
 /// A slice and those of its endpoints that may be used as backends.
 pub(super) struct UsableSlice<'a> {
     slice: &'a EndpointSlice,
-    endpoints: Vec<&'a Endpoint>,
+    /// Each with its weight.
+    endpoints: Vec<(&'a Endpoint, u16)>,
 }
 
 /// An endpoint of a service port before the sets are decided.
@@ -22,12 +26,14 @@ pub(super) struct Candidate<'a> {
     /// Serving and terminating: used while nothing is ready (KEP-1669).
     pub(super) draining: bool,
     serving: bool,
+    pub(super) weight: u16,
     pub(super) hints: Option<&'a Hints>,
 }
 
 /// Leaves out the endpoints that cannot be backends (semantics 5), once per
 /// Service however many ports it has.
 pub(super) fn usable<'a>(
+    service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
     is_cluster_ip: &impl Fn(IpAddr) -> bool,
     warnings: &mut Vec<Warning>,
@@ -43,9 +49,10 @@ pub(super) fn usable<'a>(
                         false
                     }
                 };
+            let weighed = weighed(service, slice);
             UsableSlice {
                 slice,
-                endpoints: slice.endpoints.iter().filter(|it| keep(it)).collect(),
+                endpoints: weighed.filter(|(it, _)| keep(it)).collect(),
             }
         })
         .collect();
@@ -53,6 +60,20 @@ pub(super) fn usable<'a>(
     usable.sort_by(|a, b| a.slice.name.cmp(&b.slice.name));
     warnings.sort();
     usable
+}
+
+/// The endpoints of a slice with their weights: by the slice's own annotation if
+/// that names them, else by the Service's.
+fn weighed<'a>(
+    service: &Service,
+    slice: &'a EndpointSlice,
+) -> impl Iterator<Item = (&'a Endpoint, u16)> {
+    let weight = |(endpoint, name): (&'a Endpoint, &str)| {
+        let own = slice.weights.of(endpoint.address, name);
+        let weight = own.or_else(|| service.weights.of(endpoint.address, name));
+        (endpoint, weight.unwrap_or(WEIGHT_DEFAULT))
+    };
+    slice.endpoints.iter().zip(slice.target_names()).map(weight)
 }
 
 fn unusable(
@@ -101,11 +122,9 @@ pub(super) fn join<'a>(
                 warnings.push(mismatch(slice, port, slice_port.protocol.as_str()));
                 continue;
             }
-            all.extend(
-                endpoints
-                    .iter()
-                    .map(|endpoint| Candidate::new(endpoint, slice_port.port, node)),
-            );
+            all.extend(endpoints.iter().map(|(endpoint, weight)| {
+                Candidate::new(endpoint, *weight, slice_port.port, node)
+            }));
         }
     }
     all.sort_unstable_by(|a, b| {
@@ -123,7 +142,7 @@ pub(super) fn join<'a>(
 }
 
 impl<'a> Candidate<'a> {
-    fn new(endpoint: &'a Endpoint, port: u16, node: &NodeView) -> Self {
+    fn new(endpoint: &'a Endpoint, weight: u16, port: u16, node: &NodeView) -> Self {
         Self {
             address: endpoint.address,
             port,
@@ -131,14 +150,23 @@ impl<'a> Candidate<'a> {
             ready: endpoint.ready,
             draining: endpoint.serving && endpoint.terminating,
             serving: endpoint.serving,
+            weight,
             hints: endpoint.hints.as_deref(),
         }
     }
 
-    /// Which of two copies counts: the greater. Hints only make the choice
-    /// between equal ones independent of the slices' order.
-    fn rank(&self) -> (bool, bool, bool, Option<&'a Hints>) {
-        (self.ready, self.draining, self.serving, self.hints)
+    /// Which of two copies counts: the greater. Hints and weights only make the
+    /// choice between equal ones independent of the slices' order.
+    fn rank(&self) -> (bool, bool, bool, Option<&'a Hints>, u16) {
+        let Self {
+            ready,
+            draining,
+            serving,
+            hints,
+            weight,
+            ..
+        } = *self;
+        (ready, draining, serving, hints, weight)
     }
 }
 

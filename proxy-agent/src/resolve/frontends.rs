@@ -92,6 +92,7 @@ impl Addresses {
             scope,
             set: set(service, kind, scope),
             source_filter: source_filter(service, kind, scope, address, node),
+            algorithm: service.algorithm,
         };
         scopes
             .flat_map(|scope| sites.iter().map(move |&site| frontend(scope, site)))

@@ -22,7 +22,7 @@ pub use skip::{NoSkip, Skip};
 
 use crate::model::{EndpointSlice, Kind, ObjectName, Reason, Service, ServicePort, Warning};
 use ipnet::IpNet;
-use proxy_common::{Address, EndpointSet, FrontendKind, Protocol, Scope, SourceFilter};
+use proxy_common::{Address, Algorithm, EndpointSet, FrontendKind, Protocol, Scope, SourceFilter};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -106,6 +106,8 @@ pub struct ResolvedFrontend {
     pub set: EndpointSet,
     /// Clients that it takes.
     pub source_filter: SourceFilter,
+    /// How backends are picked.
+    pub algorithm: Algorithm,
 }
 
 /// An endpoint of a service port.
@@ -115,6 +117,9 @@ pub struct ResolvedEndpoint {
     pub address: IpAddr,
     /// The port.
     pub port: u16,
+    /// Its share beside the others of a set. In a set 0 stands only beside 0: then
+    /// all have the same share.
+    pub weight: u16,
     /// Whether it is on this node.
     pub local: bool,
     /// Whether new flows under policy `Cluster` may use it.
@@ -146,7 +151,7 @@ pub fn resolve<'a>(
         return (resolved, warnings);
     }
     let addresses = frontends::Addresses::of(service, options, &mut warnings);
-    let slices = endpoints::usable(slices, &is_cluster_ip, &mut warnings);
+    let slices = endpoints::usable(service, slices, &is_cluster_ip, &mut warnings);
     warnings.extend(
         service
             .ports

@@ -91,7 +91,8 @@ impl<'n> Hinting<'n> {
     }
 }
 
-/// Decides the sets of each family by itself (semantics 6, 13 to 15).
+/// Decides the sets of each family by itself (semantics 6, 13 to 15). At the end
+/// those with weight 0 leave a set, unless nobody else would be left.
 pub(super) fn assign(candidates: &[Candidate<'_>], node: &NodeView) -> Vec<ResolvedEndpoint> {
     let mut endpoints = Vec::with_capacity(candidates.len());
     // Sorted by address: IPv4 first, so the families' results concatenate.
@@ -102,12 +103,17 @@ pub(super) fn assign(candidates: &[Candidate<'_>], node: &NodeView) -> Vec<Resol
         let cluster = Tier::of(half.clone());
         let local = Tier::of(half.clone().filter(|it| it.local));
         let hinting = Hinting::of(half.clone(), node);
+        let in_cluster = |it: &Candidate<'_>| cluster.takes(it) && hinting.takes(it);
+        let in_local = |it: &Candidate<'_>| it.local && local.takes(it);
+        let cluster_weighs = half.clone().any(|it| in_cluster(it) && it.weight > 0);
+        let local_weighs = half.clone().any(|it| in_local(it) && it.weight > 0);
         endpoints.extend(half.map(|it| ResolvedEndpoint {
             address: it.address,
             port: it.port,
+            weight: it.weight,
             local: it.local,
-            in_cluster_set: cluster.takes(it) && hinting.takes(it),
-            in_local_set: it.local && local.takes(it),
+            in_cluster_set: in_cluster(it) && (it.weight > 0 || !cluster_weighs),
+            in_local_set: in_local(it) && (it.weight > 0 || !local_weighs),
         }));
     }
     endpoints

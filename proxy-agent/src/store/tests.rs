@@ -1,10 +1,10 @@
 //! Order of events, marks, and property tests.
 
 use super::*;
-use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort};
+use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort, Weights};
 use crate::resolve::{ResolveOptions, ResolvedService, resolve};
 use proptest::prelude::*;
-use proxy_common::Protocol;
+use proxy_common::{Algorithm, Protocol};
 use std::collections::BTreeMap;
 
 fn ip(text: &str) -> IpAddr {
@@ -31,6 +31,8 @@ pub(super) fn service(service: &str, cluster_ip: &str) -> Object {
         internal_local: false,
         external_local: false,
         health_check_node_port: 0,
+        algorithm: Algorithm::default(),
+        weights: Weights::default(),
         ports: [ServicePort {
             name: "http".into(),
             protocol: Protocol::Tcp,
@@ -76,6 +78,8 @@ pub(super) fn slice(
         }]
         .into(),
         endpoints: addresses.iter().map(endpoint).collect(),
+        targets: "".into(),
+        weights: Weights::default(),
     })
 }
 

@@ -430,6 +430,9 @@ impl Maps for View<'_> {
     fn number(&self, _of_client: bool) -> u32 {
         self.random
     }
+    fn random(&self) -> u32 {
+        self.random
+    }
     fn now_s(&self) -> u32 {
         1000
     }

@@ -13,8 +13,8 @@ use model::{Allowed, model};
 use proptest::prelude::*;
 use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Refusal, Request, decide};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, DropReason, EndpointSet, FrontendKey,
-    Protocol, Scope, ServiceId, SourceFilter, TableRef,
+    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, DropReason, EndpointSet,
+    FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,8 +78,10 @@ fn any_service() -> impl Strategy<Value = Service> {
     );
     let affinity = prop::sample::select(vec![0_u32, 10]);
     let allowed = prop::collection::btree_set(any_client_ip(), 0..3);
-    (frontends, endpoints, affinity, any_filter(), allowed).prop_map(
-        |(frontends, endpoints, affinity_timeout_s, source_filter, allowed)| {
+    let algorithm = prop::sample::select(Algorithm::ALL.to_vec());
+    let how = (any_filter(), algorithm);
+    (frontends, endpoints, affinity, how, allowed).prop_map(
+        |(frontends, endpoints, affinity_timeout_s, (source_filter, algorithm), allowed)| {
             let mut endpoints: Vec<Endpoint> = endpoints
                 .into_iter()
                 .map(|(host, v6, cluster, local)| Endpoint {
@@ -100,6 +102,7 @@ fn any_service() -> impl Strategy<Value = Service> {
                 frontends,
                 endpoints,
                 source_filter,
+                algorithm,
                 allowed,
             }
         },
@@ -189,6 +192,7 @@ fn one_service(endpoints: Vec<Endpoint>) -> World {
             frontends,
             endpoints,
             source_filter: SourceFilter::Anyone,
+            algorithm: Algorithm::default(),
             allowed: BTreeSet::new(),
         }],
         ..World::default()
@@ -324,6 +328,9 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
         fn number(&self, _of_client: bool) -> u32 {
             0
         }
+        fn random(&self) -> u32 {
+            0
+        }
         fn now_s(&self) -> u32 {
             0
         }
@@ -385,4 +392,37 @@ fn reasons_have_distinct_labels_in_the_order_of_their_numbers() {
             .iter()
             .all(|reason| !reason.help().is_empty())
     );
+}
+
+/// How often each of the endpoints .1 to .4 is picked, of a thousand times.
+fn picks(algorithm: Algorithm, tuple: Option<u32>) -> Vec<usize> {
+    let mut world = one_service((1..=4).map(|host| endpoint(host, true, true)).collect());
+    world.services[0].algorithm = algorithm;
+    let client = pod();
+    let mut maps = Encoded::new(&world, &client);
+    maps.tuple = tuple;
+    let mut picked = vec![0; 4];
+    for _ in 0..1_000 {
+        let Decision::Forward(target) = decide(&maps, &to_service(), BackendRef::NONE) else {
+            panic!("refused");
+        };
+        picked[target.backend.id as usize - 1] += 1;
+    }
+    picked
+}
+
+#[test]
+fn maglev_goes_by_the_tuple_and_random_by_chance() {
+    assert_eq!(picks(Algorithm::Maglev, Some(6)), [0, 0, 1_000, 0]);
+    for (algorithm, tuple) in [
+        (Algorithm::Maglev, None),
+        (Algorithm::Random, None),
+        (Algorithm::Random, Some(6)),
+    ] {
+        let picked = picks(algorithm, tuple);
+        assert!(
+            picked.iter().all(|&it| it > 150),
+            "{algorithm:?} {picked:?}"
+        );
+    }
 }

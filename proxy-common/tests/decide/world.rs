@@ -2,8 +2,8 @@
 
 use proxy_common::decide::{FrontendLookup, Maps};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, EndpointSet, Frontend, FrontendKey,
-    FrontendKind, Protocol, Scope, ServiceId, SourceFilter, TableRef,
+    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, EndpointSet, Frontend,
+    FrontendKey, FrontendKind, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,7 @@ pub(super) struct Service {
     pub(super) frontends: Vec<(Option<IpAddr>, u16, Protocol, EndpointSet)>,
     pub(super) endpoints: Vec<Endpoint>,
     pub(super) source_filter: SourceFilter,
+    pub(super) algorithm: Algorithm,
     /// Clients in the source ranges.
     pub(super) allowed: BTreeSet<IpAddr>,
 }
@@ -55,6 +56,8 @@ pub(super) struct Encoded<'a> {
     pub(super) world: &'a World,
     pub(super) client: &'a Client,
     pub(super) random: Cell<u32>,
+    /// The number of a packet's tuple; a socket has none.
+    pub(super) tuple: Option<u32>,
 }
 
 pub(super) const GENERATION: u32 = 7;
@@ -68,7 +71,7 @@ impl<'a> Encoded<'a> {
             state: 0,
             service: 0,
             generation: 0,
-            _reserved: 0,
+            weight: 1,
         };
         let mut maps = Self {
             frontends: BTreeMap::new(),
@@ -78,6 +81,7 @@ impl<'a> Encoded<'a> {
             world,
             client,
             random: Cell::new(12345),
+            tuple: None,
         };
         for (service, id) in world.services.iter().zip(1..) {
             maps.encode(service, id);
@@ -100,7 +104,7 @@ impl<'a> Encoded<'a> {
                 state,
                 service: id,
                 generation: GENERATION,
-                _reserved: 0,
+                weight: 1,
             });
         }
         for (address, port, protocol, set) in &service.frontends {
@@ -145,6 +149,8 @@ impl<'a> Encoded<'a> {
                     set: *set,
                     elsewhere: elsewhere.into(),
                     source_filter: service.source_filter,
+                    algorithm: service.algorithm,
+                    _reserved: [0; 3],
                 };
                 self.frontends.entry(key).or_insert(frontend);
             }
@@ -200,6 +206,9 @@ impl Maps for Encoded<'_> {
         self.client.is_host
     }
     fn number(&self, _of_client: bool) -> u32 {
+        self.tuple.unwrap_or_else(|| self.random())
+    }
+    fn random(&self) -> u32 {
         // Any spread will do; a fixed one makes failures repeat.
         self.random.set(
             self.random

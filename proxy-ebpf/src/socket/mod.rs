@@ -22,7 +22,7 @@ pub use release::release;
 pub use sendmsg::sendmsg;
 
 use address::Family;
-use aya_ebpf::{helpers::generated::bpf_get_prandom_u32, programs::SockAddrContext};
+use aya_ebpf::programs::SockAddrContext;
 use proxy_common::{
     Address, Protocol, Scope, SocketFlow,
     decide::{self, BackendRef, Decision, Request, Target},
@@ -81,8 +81,7 @@ impl Client for SocketClient<'_> {
 
     #[inline(always)]
     fn number(&self, _of_client: bool) -> u32 {
-        // SAFETY: takes nothing, returns a number.
-        unsafe { bpf_get_prandom_u32() }
+        maps::random()
     }
 }
 

@@ -12,6 +12,7 @@ pub struct Slice {
     namespace: String,
     name: String,
     labels: Value,
+    annotations: Value,
     v6: bool,
     ports: Vec<Value>,
     endpoints: Vec<Value>,
@@ -24,6 +25,7 @@ pub fn slice(name: &str, service: &str) -> Slice {
         namespace: "default".to_owned(),
         name: name.to_owned(),
         labels: json!({ "kubernetes.io/service-name": service }),
+        annotations: json!({}),
         v6: false,
         ports: Vec::new(),
         endpoints: Vec::new(),
@@ -41,6 +43,12 @@ impl Slice {
     /// A label; null removes one.
     pub fn label(mut self, key: &str, value: Value) -> Self {
         self.labels[key] = value;
+        self
+    }
+
+    /// An annotation.
+    pub fn annotation(mut self, key: &str, value: &str) -> Self {
+        self.annotations[key] = value.into();
         self
     }
 
@@ -167,6 +175,11 @@ impl Slice {
         )
     }
 
+    /// `targetRef` to a Pod.
+    pub fn pod(self, name: &str) -> Self {
+        self.set("targetRef", json!({ "kind": "Pod", "name": name }))
+    }
+
     /// Any field of the endpoint added last.
     pub fn set(mut self, name: &str, value: Value) -> Self {
         if let Some(endpoint) = self.endpoints.last_mut() {
@@ -195,7 +208,10 @@ impl Manifest for Slice {
         let mut object = json!({
             "apiVersion": "discovery.k8s.io/v1",
             "kind": "EndpointSlice",
-            "metadata": { "namespace": self.namespace, "name": self.name, "labels": without_nulls(&self.labels) },
+            "metadata": {
+                "namespace": self.namespace, "name": self.name,
+                "labels": without_nulls(&self.labels), "annotations": self.annotations,
+            },
             "addressType": if self.v6 { "IPv6" } else { "IPv4" },
             "ports": self.ports,
             "endpoints": self.endpoints,

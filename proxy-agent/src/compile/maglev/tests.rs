@@ -236,3 +236,76 @@ proptest! {
         prop_assert_ne!(keys(&all, seed, size), keys(&all, seed.wrapping_add(1), size));
     }
 }
+
+/// Backends whose weights differ a lot.
+fn weighted_members() -> impl Strategy<Value = Vec<Member>> {
+    let weight = prop_oneof![1_u32..10, 1_u32..=1_000];
+    any_members().prop_flat_map(move |members| {
+        let weights = proptest::collection::vec(weight.clone(), members.len());
+        (Just(members), weights).prop_map(|(mut members, weights)| {
+            for (member, weight) in members.iter_mut().zip(weights) {
+                member.weight = weight;
+            }
+            members
+        })
+    })
+}
+
+fn sum_of(members: &[Member]) -> f64 {
+    members.iter().map(|it| f64::from(it.weight)).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn with_weights_neither_order_nor_scale_matters(
+        (sorted, shuffled) in weighted_members().prop_flat_map(|it| (Just(it.clone()), Just(it).prop_shuffle())),
+        seed in any::<u32>(),
+        scale in 1_u32..50,
+    ) {
+        let size = size(sorted.len());
+        let mut scaled = shuffled;
+        for member in &mut scaled {
+            member.weight *= scale;
+        }
+        prop_assert_eq!(keys(&sorted, seed, size), keys(&scaled, seed, size));
+    }
+
+    /// One slot for the first turn, which weights do not ask for, and what others
+    /// got by theirs.
+    #[test]
+    fn slots_are_weights(all in weighted_members(), seed in any::<u32>()) {
+        let size = size(all.len());
+        let slots = slots_of(&table(&all, seed, size));
+        prop_assert_eq!(slots.len(), all.len(), "everybody has some");
+        for (index, it) in (0..).zip(&all) {
+            let wanted = f64::from(size) * f64::from(it.weight) / sum_of(&all);
+            let got = slots[&index] as f64;
+            prop_assert!((got - wanted).abs() <= 1.0 + wanted * 0.02, "{got} for {wanted}");
+        }
+    }
+}
+
+/// On average, as with equal weights: the worst of many is no bound.
+#[test]
+fn a_weighted_backend_that_goes_moves_its_share_and_two_percent_of_the_others() {
+    let weights = [1, 100, 5, 1_000, 20, 7, 300, 50, 2, 600];
+    for count in [2, 3, 5, 8, 13, 40, 100, 200] {
+        let mut all = members(count);
+        for (member, weight) in all.iter_mut().zip(weights.iter().cycle()) {
+            member.weight = *weight;
+        }
+        let moved: Vec<f64> = (0..40_u32)
+            .map(|round| {
+                let gone = (round % count) as usize;
+                let mut left = all.clone();
+                let share = f64::from(left.remove(gone).weight) / sum_of(&all);
+                let size = size(all.len());
+                moved(&keys(&all, round, size), &keys(&left, round, size)) - share
+            })
+            .collect();
+        let mean = moved.iter().sum::<f64>() / moved.len() as f64;
+        assert!(mean <= 0.02, "{count}: {mean} of {moved:?}");
+    }
+}

@@ -10,16 +10,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// A Service in a history, from few addresses so that they collide.
 fn any_service(number: u8) -> impl Strategy<Value = Option<ResolvedService>> {
-    let endpoint = (0_u8..6, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
-        |(host, v6, cluster, local)| {
+    let weight = prop_oneof![3 => Just(1_u16), 1 => 1_u16..5];
+    let sets = (any::<bool>(), any::<bool>());
+    let endpoint =
+        (0_u8..6, any::<bool>(), sets, weight).prop_map(|(host, v6, (cluster, local), weight)| {
             let address = if v6 {
                 ip(&format!("fd00::{host}"))
             } else {
                 IpAddr::from([10, 0, 0, host])
             };
-            endpoint(address, cluster, local)
-        },
-    );
+            ResolvedEndpoint {
+                weight,
+                ..endpoint(address, cluster, local)
+            }
+        });
     let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
     let frontend = (0_u8..4, flags).prop_map(|(host, (v6, local, external, cluster_ip))| {
         let set = if local {
@@ -51,13 +55,16 @@ fn any_service(number: u8) -> impl Strategy<Value = Option<ResolvedService>> {
     let port_strategy = (
         prop::collection::vec(frontend, 0..5),
         prop::collection::vec(endpoint, 0..40),
-        any::<bool>(),
+        (any::<bool>(), prop::sample::select(Algorithm::ALL.to_vec())),
     );
     let ports = prop::collection::vec(port_strategy, 0..3);
     prop::option::weighted(0.8, (ports, 0_i64..3)).prop_map(move |spec| {
         let (ports, created_s) = spec?;
         let ports = ports.into_iter().zip(["a", "b", "c"]).map(
-            |((mut frontends, mut endpoints, udp), name)| {
+            |((mut frontends, mut endpoints, (udp, algorithm)), name)| {
+                for frontend in &mut frontends {
+                    frontend.algorithm = algorithm;
+                }
                 frontends.sort_by_key(|it| (it.address, it.scope));
                 frontends.dedup_by_key(|it| (it.address, it.scope));
                 endpoints.sort();
@@ -103,18 +110,21 @@ fn any_step() -> impl Strategy<Value = Step> {
 
 type World = BTreeMap<u8, ResolvedService>;
 
+/// The members of a set, with their weights.
+type Members = BTreeMap<(Address, u16), usize>;
+
 /// The model: for each frontend the members of its owner's set.
-fn expected(world: &World) -> BTreeMap<FrontendKey, Vec<(Address, u16)>> {
+fn expected(world: &World) -> BTreeMap<FrontendKey, Members> {
     let mut ranked: Vec<(i64, u8)> = world
         .iter()
         .map(|(number, service)| (service.created_s, *number))
         .collect();
     ranked.sort();
-    let mut answers: BTreeMap<FrontendKey, Vec<(Address, u16)>> = BTreeMap::new();
+    let mut answers: BTreeMap<FrontendKey, Members> = BTreeMap::new();
     for (_, number) in ranked {
         for port in &world[&number].ports {
             for frontend in &port.frontends {
-                let mut members: Vec<(Address, u16)> = port
+                let members: Members = port
                     .endpoints
                     .iter()
                     .filter(|it| it.address.is_ipv4() == frontend.address.is_v4())
@@ -122,9 +132,8 @@ fn expected(world: &World) -> BTreeMap<FrontendKey, Vec<(Address, u16)>> {
                         EndpointSet::Cluster => it.in_cluster_set,
                         EndpointSet::Local => it.in_local_set,
                     })
-                    .map(|it| (it.address.into(), it.port))
+                    .map(|it| ((it.address.into(), it.port), it.weight.into()))
                     .collect();
-                members.sort();
                 answers.entry(key(frontend, port)).or_insert(members);
             }
         }
@@ -142,10 +151,13 @@ fn check(kernel: &Fake, world: &World) {
     for (key, members) in &expected {
         let frontend = maps.frontends[key];
         let published = maps.members(frontend.service, frontend.set, key.address.is_v4());
-        assert_eq!(&published, members, "{key:?}");
+        assert!(published.iter().eq(members.keys()), "{key:?}");
         let table = kernel.answers(key).unwrap();
-        if key.scope == Scope::Internal || frontend.kind == FrontendKind::ClusterIp {
-            assert_eq!(&table, members, "{key:?}");
+        let is_list = key.scope == Scope::Internal
+            || frontend.kind == FrontendKind::ClusterIp
+            || frontend.algorithm == Algorithm::Random;
+        if is_list {
+            check_list(&table, members);
         } else {
             check_maglev(&table, members);
         }
@@ -162,16 +174,48 @@ fn check(kernel: &Fake, world: &World) {
     assert_eq!(vips, wanted);
 }
 
-/// Each member has as many slots as any other, or one more.
-fn check_maglev(table: &[(Address, u16)], members: &[(Address, u16)]) {
-    assert_eq!(table.len(), maglev::size(members.len()) as usize);
-    let mut slots = BTreeMap::new();
+fn slots(table: &[(Address, u16)]) -> Members {
+    let mut slots = Members::new();
     for entry in table {
         *slots.entry(*entry).or_insert(0) += 1;
     }
-    assert!(slots.keys().eq(members), "{slots:?} for {members:?}");
+    slots
+}
+
+/// Weights are small here: each member is there as often as the weights say in
+/// their least form.
+fn check_list(table: &[(Address, u16)], members: &Members) {
+    let slots = slots(table);
+    assert!(slots.keys().eq(members.keys()), "{slots:?} for {members:?}");
+    let divides = |by: &usize| members.values().all(|it| it % by == 0);
+    let factor = (1..5).rev().find(divides).unwrap_or(1);
+    assert!(
+        slots.values().eq(members
+            .values()
+            .map(|it| it / factor)
+            .collect::<Vec<_>>()
+            .iter()),
+        "{slots:?} for {members:?}"
+    );
+}
+
+/// Each member has the slots of its weight, but for two, and with equal weights as
+/// many as any other, or one more.
+fn check_maglev(table: &[(Address, u16)], members: &Members) {
+    assert_eq!(table.len(), maglev::size(members.len()) as usize);
+    let slots = slots(table);
+    assert!(slots.keys().eq(members.keys()), "{slots:?} for {members:?}");
+    let sum: usize = members.values().sum();
+    for (member, weight) in members {
+        let wanted = (table.len() * weight / sum).abs_diff(slots[member]);
+        assert!(wanted <= 2, "{slots:?} for {members:?}");
+    }
+    let is_even = members
+        .values()
+        .all(|it| Some(it) == members.values().next());
     let least = table.len() / members.len().max(1);
-    assert!(slots.values().all(|&it| it == least || it == least + 1));
+    let differs_by_one = |it: &usize| *it == least || *it == least + 1;
+    assert!(!is_even || slots.values().all(differs_by_one));
 }
 
 /// Invariant 4: a node that has seen nothing of the history has the same tables.

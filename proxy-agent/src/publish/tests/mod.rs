@@ -10,7 +10,9 @@ use crate::compile::{self, PortKey};
 use crate::model::ObjectName;
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort, ResolvedService};
 use fake::Fake;
-use proxy_common::{EndpointSet, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter};
+use proxy_common::{
+    Algorithm, EndpointSet, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
+};
 use std::net::IpAddr;
 
 fn name(service: u8) -> ObjectName {
@@ -25,6 +27,7 @@ fn endpoint(address: IpAddr, cluster: bool, local: bool) -> ResolvedEndpoint {
     ResolvedEndpoint {
         address,
         port: 8080,
+        weight: 1,
         local,
         in_cluster_set: cluster,
         in_local_set: local,
@@ -57,6 +60,7 @@ fn service(number: u8, created_s: i64, ports: Vec<ResolvedPort>) -> ResolvedServ
 fn frontend(address: &str, set: EndpointSet) -> ResolvedFrontend {
     ResolvedFrontend {
         source_filter: SourceFilter::Anyone,
+        algorithm: Algorithm::Maglev,
         address: ip(address).into(),
         port: 80,
         kind: FrontendKind::ExternalIp,

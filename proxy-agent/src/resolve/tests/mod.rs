@@ -11,9 +11,10 @@ mod health;
 mod join;
 mod model;
 mod sets;
+mod weights;
 
 use super::*;
-use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort};
+use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort, Weights};
 
 pub(super) fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
@@ -53,6 +54,8 @@ pub(super) fn service() -> Service {
         internal_local: false,
         external_local: false,
         health_check_node_port: 0,
+        algorithm: Algorithm::default(),
+        weights: Weights::default(),
         ports: [port("http", Protocol::Tcp, 80, 0)].into(),
     }
 }
@@ -122,6 +125,8 @@ pub(super) fn slice(
         }]
         .into(),
         endpoints: endpoints.into(),
+        targets: "".into(),
+        weights: Weights::default(),
     }
 }
 

@@ -31,12 +31,21 @@ fn any_endpoint() -> impl Strategy<Value = Endpoint> {
         })
 }
 
+/// Weight 0 for everybody.
+const WEIGHTLESS: &str = "10.244.1.1=0,10.244.1.2=0,10.244.1.3=0,10.244.1.4=0,10.244.1.5=0";
+
 fn any_slices() -> impl Strategy<Value = Vec<EndpointSlice>> {
     let port = proptest::sample::select(&[("http", 8080), ("http", 8081), ("other", 8080)][..]);
-    let one = (port, proptest::collection::vec(any_endpoint(), 0..6));
+    let weights = proptest::sample::select(&["", "", "10.244.1.1=0,10.244.1.2=3", WEIGHTLESS][..]);
+    let one = (
+        port,
+        proptest::collection::vec(any_endpoint(), 0..6),
+        weights,
+    );
     proptest::collection::vec(one, 0..5).prop_map(|slices| {
-        let named = |(number, ((name, port), endpoints)): (usize, _)| {
-            slice(
+        let named = |(number, ((name, port), endpoints, weights)): (usize, _)| EndpointSlice {
+            weights: Weights::parse(weights).unwrap(),
+            ..slice(
                 &format!("web-{number}"),
                 (name, Protocol::Tcp, port),
                 endpoints,
@@ -58,18 +67,21 @@ fn any_node() -> impl Strategy<Value = NodeView> {
 
 /// The model: all of one service port's endpoints.
 fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
-    let mut copies = BTreeMap::<(IpAddr, u16), Vec<&Endpoint>>::new();
+    let mut copies = BTreeMap::<(IpAddr, u16), Vec<(&Endpoint, u16)>>::new();
     for slice in slices {
         for port in slice.ports.iter().filter(|port| &*port.name == "http") {
             for endpoint in &slice.endpoints {
                 copies
                     .entry((endpoint.address, port.port))
                     .or_default()
-                    .push(endpoint);
+                    .push((
+                        endpoint,
+                        slice.weights.of(endpoint.address, "").unwrap_or(1),
+                    ));
             }
         }
     }
-    let best = |copies: &Vec<&Endpoint>| -> Option<Endpoint> {
+    let best = |copies: &Vec<(&Endpoint, u16)>| -> Option<(Endpoint, u16)> {
         let tests: [fn(&Endpoint) -> bool; 3] = [
             |it| it.ready,
             |it| it.serving && it.terminating,
@@ -77,20 +89,31 @@ fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
         ];
         let test = tests
             .into_iter()
-            .find(|test| copies.iter().any(|it| test(it)))?;
-        let mut usable: Vec<&Endpoint> = copies.iter().copied().filter(|it| test(it)).collect();
-        usable.sort_by_key(|it| (it.serving && it.terminating, it.serving, it.hints.clone()));
-        let mut chosen = (*usable.last()?).clone();
-        if copies.iter().any(|it| it.node.as_deref() == Some("n1")) {
-            chosen.node = Some("n1".into());
-        } else {
-            chosen.node = None;
-        }
-        Some(chosen)
+            .find(|test| copies.iter().any(|(it, _)| test(it)))?;
+        let usable = copies.iter().copied().filter(|(it, _)| test(it));
+        let (chosen, weight) = usable.max_by_key(|(it, weight)| {
+            let draining = it.serving && it.terminating;
+            (draining, it.serving, it.hints.clone(), *weight)
+        })?;
+        let on_us = copies
+            .iter()
+            .any(|(it, _)| it.node.as_deref() == Some("n1"));
+        let node = on_us.then(|| "n1".into());
+        Some((
+            Endpoint {
+                node,
+                ..chosen.clone()
+            },
+            weight,
+        ))
     };
+    let weights: BTreeMap<(IpAddr, u16), u16> = copies
+        .iter()
+        .filter_map(|(key, copies)| Some((*key, best(copies)?.1)))
+        .collect();
     let all: Vec<((IpAddr, u16), Endpoint)> = copies
         .iter()
-        .filter_map(|(key, copies)| Some((*key, best(copies)?)))
+        .filter_map(|(key, copies)| Some((*key, best(copies)?.0)))
         .collect();
     let keys = |wanted: &dyn Fn(&Endpoint) -> bool| -> Vec<(IpAddr, u16)> {
         all.iter()
@@ -123,9 +146,15 @@ fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
     } else {
         local_ready
     };
+    let weighty = |set: Vec<(IpAddr, u16)>| -> Vec<(IpAddr, u16)> {
+        let heavy: Vec<_> = set.iter().copied().filter(|key| weights[key] > 0).collect();
+        if heavy.is_empty() { set } else { heavy }
+    };
+    let (cluster, local) = (weighty(cluster), weighty(local));
     let resolved = |((address, port), it): &((IpAddr, u16), Endpoint)| ResolvedEndpoint {
         address: *address,
         port: *port,
+        weight: weights[&(*address, *port)],
         local: on_us(it),
         in_cluster_set: cluster.contains(&(*address, *port)),
         in_local_set: local.contains(&(*address, *port)),

@@ -2,7 +2,7 @@
 
 use super::pools::{
     CLUSTER_IPS_V4, CLUSTER_IPS_V6, ENDPOINTS_V4, ENDPOINTS_V6, HOSTILE_IPS, NODE_PORTS,
-    OUTSIDE_IPS, SERVICE_PORTS, SOURCE_RANGES,
+    OUTSIDE_IPS, SERVICE_PORTS, SOURCE_RANGES, WEIGHTS,
 };
 use crate::model::{OUR_NODE, OUR_PROXY};
 use crate::random::Random;
@@ -106,6 +106,31 @@ fn service(random: &mut Random) -> Value {
     let stamp = random.pick(&["1Z", "2Z", "3Z", "x"]);
     let stamp = json!(format!("2026-01-01T00:00:0{stamp}"));
     put(random, &mut metadata, 80, "creationTimestamp", stamp);
+    let mut annotations = Map::new();
+    let weights = random.pick(WEIGHTS);
+    let algorithm = random.pick(&["random", "maglev", "fastest"]);
+    put(
+        random,
+        &mut annotations,
+        20,
+        "fairlead.io/algorithm",
+        json!(algorithm),
+    );
+    put(
+        random,
+        &mut annotations,
+        15,
+        "fairlead.io/weights",
+        json!(weights),
+    );
+    annotations.retain(|_, value| !value.is_null());
+    put(
+        random,
+        &mut metadata,
+        95,
+        "annotations",
+        Value::Object(annotations),
+    );
     let mut spec = Map::new();
     let kinds = [
         "ClusterIP",
@@ -229,7 +254,11 @@ fn slice(random: &mut Random, namespace: &str) -> Value {
     let mut whole = Map::new();
     whole.insert("apiVersion".into(), json!("discovery.k8s.io/v1"));
     whole.insert("kind".into(), json!("EndpointSlice"));
-    whole.insert("metadata".into(), json!({"labels": labels}));
+    let mut metadata = json!({"labels": labels});
+    if random.percent(10) {
+        metadata["annotations"] = json!({"fairlead.io/weights": random.pick(WEIGHTS)});
+    }
+    whole.insert("metadata".into(), metadata);
     put(random, &mut whole, 98, "addressType", json!(family));
     let ports = some(random, 2, slice_port);
     put(random, &mut whole, 97, "ports", ports);
@@ -288,6 +317,8 @@ fn endpoint(random: &mut Random, pool: &[&str], hinted: usize) -> Value {
     );
     let node = random.pick(&[OUR_NODE, "n2", "n2", ""]);
     put(random, &mut endpoint, 80, "nodeName", json!(node));
+    let pod = json!({"kind": "Pod", "name": random.pick(&["web-0", "web-1", "api-0"])});
+    put(random, &mut endpoint, 60, "targetRef", pod);
     let mut hints = Map::new();
     let zones = some(random, 2, |random| hint(random, &["za", "za", "zb"]));
     put(random, &mut hints, 80, "forZones", zones);

@@ -131,3 +131,17 @@ pub(super) const NODE_PORTS: &[i64] = &[30080, 30443, 0];
 
 /// Ports that clients ask for: the above, and neighbours.
 pub(crate) const PORTS: &[u16] = &[80, 443, 53, 81, 30080, 30443, 30081];
+
+/// Weights of 0 and 1, so that shares stay even, and lists that count for nothing.
+pub(super) const WEIGHTS: &[&str] = &[
+    "10.1.0.1=0",
+    "10.1.0.1=0,10.1.0.2=0,fd00:1::1=0",
+    "web-0=0",
+    "web-*=0",
+    "10.1.0.1=1,fd00:1::2=1,*=0",
+    "",
+    "web-0",
+    "web-*=0,",
+    "web-0=0,10.1.0.2=many",
+    "*=0,10.1.0=0",
+];

@@ -5,6 +5,7 @@ use super::{Endpoint, OUR_NODE, Surroundings};
 use proxy_common::Protocol;
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 /// `forNodes` and `forZones`.
 type Hints = (Vec<String>, Vec<String>);
@@ -17,6 +18,8 @@ struct Copy {
     terminating: bool,
     local: bool,
     hints: Option<Hints>,
+    /// By annotation, of the slice before the Service.
+    weight: u32,
 }
 
 /// The sets of one family, sorted.
@@ -86,14 +89,41 @@ fn collect(
                 continue;
             };
             if is_v4(ip) == v4 && usable(ip) && !around.cluster_ips.contains(&ip) {
-                copies.entry((ip, number)).or_default().push(read(endpoint));
+                let weight = [slice, around.service]
+                    .into_iter()
+                    .find_map(|it| weight(it, ip, endpoint));
+                let copy = read(endpoint, weight.unwrap_or(1));
+                copies.entry((ip, number)).or_default().push(copy);
             }
         }
     }
 }
 
+/// The weight that an object's annotation gives to an endpoint, if all of it can
+/// be read. Patterns end with their star here.
+fn weight(object: &Value, ip: IpAddr, endpoint: &Value) -> Option<u32> {
+    let annotation = text(&object["metadata"]["annotations"]["fairlead.io/weights"])?;
+    let name = text(&endpoint["targetRef"]["name"]).unwrap_or_default();
+    let mut entries = Vec::new();
+    for entry in annotation.split(',') {
+        let (target, weight) = entry.split_once('=')?;
+        let is_address = target.contains(':') || !target.contains(char::is_alphabetic);
+        if is_address && target != "*" {
+            entries.push((fields::address(target)? == ip, weight.parse().ok()?));
+        } else {
+            let named = match target.split_once('*') {
+                Some((start, _)) => !name.is_empty() && name.starts_with(start),
+                None => name == target,
+            };
+            entries.push((named, weight.parse().ok()?));
+        }
+    }
+    let found = entries.into_iter().find(|(names, _)| *names);
+    found.map(|(_, weight)| weight)
+}
+
 /// [4]
-fn read(endpoint: &Value) -> Copy {
+fn read(endpoint: &Value, weight: u32) -> Copy {
     let condition = |name: &str, unset| endpoint["conditions"][name].as_bool().unwrap_or(unset);
     let names = |field: &str| -> Vec<String> {
         list(&endpoint["hints"][field])
@@ -108,6 +138,7 @@ fn read(endpoint: &Value) -> Copy {
         terminating: condition("terminating", false),
         local: text(&endpoint["nodeName"]) == Some(OUR_NODE),
         hints: (hints != Hints::default()).then_some(hints),
+        weight,
     }
 }
 
@@ -122,7 +153,10 @@ fn merge(copies: &[Copy]) -> Option<Copy> {
     let test = tests.into_iter().find(|test| copies.iter().any(test))?;
     let usable = copies.iter().filter(|it| test(it));
     let mut chosen = usable
-        .max_by_key(|it| (it.serving && it.terminating, it.serving, it.hints.clone()))?
+        .max_by_key(|it| {
+            let draining = it.serving && it.terminating;
+            (draining, it.serving, it.hints.clone(), it.weight)
+        })?
         .clone();
     chosen.local = copies.iter().any(|it| it.local);
     Some(chosen)
@@ -141,7 +175,7 @@ impl Half {
             all.extend(merge(&copies).map(|copy| (endpoint, copy)));
         }
         let ready = those(&all, |it| it.ready);
-        let cluster = if ready.is_empty() {
+        let mut cluster = if ready.is_empty() {
             those(&all, |it| it.serving && it.terminating)
         } else {
             hinted(&ready, &all, zone)
@@ -149,6 +183,12 @@ impl Half {
         let mut local = those(&all, |it| it.ready && it.local);
         if local.is_empty() {
             local = those(&all, |it| it.serving && it.terminating && it.local);
+        }
+        let heavy = those(&all, |it| it.weight > 0);
+        for set in [&mut cluster, &mut local] {
+            if set.iter().any(|it| heavy.contains(it)) {
+                set.retain(|it| heavy.contains(it));
+            }
         }
         Self {
             cluster,

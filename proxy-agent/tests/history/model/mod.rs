@@ -140,6 +140,7 @@ impl Model {
                 }
             }
             let surroundings = Surroundings {
+                service,
                 slices,
                 zone,
                 cluster_ips: &cluster_ips,
@@ -358,6 +359,7 @@ fn sites(service: &Value, families: &BTreeSet<bool>) -> Vec<Site> {
 
 /// What a Service's endpoints depend on.
 struct Surroundings<'a> {
+    service: &'a Value,
     slices: Vec<&'a Value>,
     zone: Option<&'a str>,
     cluster_ips: &'a BTreeSet<IpAddr>,
