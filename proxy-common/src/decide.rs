@@ -52,6 +52,8 @@ pub trait Maps {
     fn number(&self, of_client: bool) -> u32;
     /// A random number.
     fn random(&self) -> u32;
+    /// Map `backend_stats`: connections of this node that a backend has now.
+    fn open_connections(&self, id: BackendId) -> u32;
     /// Seconds since boot.
     fn now_s(&self) -> u32;
 }
@@ -299,11 +301,14 @@ fn current(maps: &impl Maps, frontend: &Frontend, reference: BackendRef) -> Opti
 fn pick(maps: &impl Maps, frontend: &Frontend) -> Result<Target, DropReason> {
     let number = match frontend.algorithm {
         Algorithm::Maglev => maps.number(frontend.affinity_timeout_s != 0),
-        Algorithm::Random => maps.random(),
+        Algorithm::Random | Algorithm::LeastConnections => maps.random(),
     };
-    let Some(index) = number.checked_rem(frontend.table.length) else {
+    let Some(mut index) = number.checked_rem(frontend.table.length) else {
         return Err(empty(frontend));
     };
+    if frontend.algorithm as u8 == Algorithm::LeastConnections as u8 {
+        index = less_loaded(maps, frontend.table, index);
+    }
     let id = maps
         .table_entry(frontend.table, index)
         .ok_or(DropReason::BackendMissing)?;
@@ -318,6 +323,44 @@ fn pick(maps: &impl Maps, frontend: &Frontend) -> Result<Target, DropReason> {
         },
         &backend,
     ))
+}
+
+/// The entry at `index` or another one by chance, whichever has fewer connections
+/// for its weight. Two choices are nearly as good as a look at all of them
+/// (Mitzenmacher, "The Power of Two Choices in Randomized Load Balancing").
+#[inline(always)]
+fn less_loaded(maps: &impl Maps, table: TableRef, index: u32) -> u32 {
+    let Some(step) = maps.random().checked_rem(table.length - 1) else {
+        return index;
+    };
+    let past = index + 1 + step;
+    let other = if past < table.length {
+        past
+    } else {
+        past - table.length
+    };
+    let (Some(one), Some(two)) = (load(maps, table, index), load(maps, table, other)) else {
+        return index;
+    };
+    if two.open * one.weight < one.open * two.weight {
+        other
+    } else {
+        index
+    }
+}
+
+struct Load {
+    open: u64,
+    weight: u64,
+}
+
+#[inline(always)]
+fn load(maps: &impl Maps, table: TableRef, index: u32) -> Option<Load> {
+    let id = maps.table_entry(table, index)?;
+    Some(Load {
+        open: maps.open_connections(id).into(),
+        weight: maps.backend(id)?.weight.max(1).into(),
+    })
 }
 
 #[inline(always)]

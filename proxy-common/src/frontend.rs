@@ -184,17 +184,21 @@ pub enum Algorithm {
     Maglev = 0,
     /// By chance.
     Random = 1,
+    /// Of two by chance the one to which this node has fewer connections, for its
+    /// weight.
+    LeastConnections = 2,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Self; 2] = [Self::Maglev, Self::Random];
+    pub const ALL: [Self; 3] = [Self::Maglev, Self::Random, Self::LeastConnections];
 
     /// The name that annotations use.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Maglev => "maglev",
             Self::Random => "random",
+            Self::LeastConnections => "least-connections",
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Maps `socket_flows` and `udp_flows`: what a socket was translated from and to.
 
-use crate::{Address, BackendId, FrontendKey};
+use crate::{Address, BackendId, FrontendKey, decide::BackendRef};
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// Frontends that one unconnected UDP socket remembers at a time. Past that the one
@@ -19,12 +19,24 @@ pub struct SocketFlow {
     pub backend_port: u16,
     /// 1 when the record is in use.
     pub used: u8,
-    /// Always 0.
-    pub _reserved: u8,
+    /// 1 while the connection counts as an open one of its backend. Before there
+    /// was such a count it was always 0: what is read from then is right.
+    pub counted: u8,
     /// The backend.
     pub backend: BackendId,
     /// Its generation when it was picked.
     pub generation: u32,
+}
+
+impl SocketFlow {
+    /// The backend that was picked.
+    #[inline(always)]
+    pub fn target(&self) -> BackendRef {
+        BackendRef {
+            id: self.backend,
+            generation: self.generation,
+        }
+    }
 }
 
 /// Value of `udp_flows`: the last translations of an unconnected UDP socket.

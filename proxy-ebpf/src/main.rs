@@ -71,7 +71,7 @@ pub fn sock_release(ctx: SockContext) -> i32 {
 
 #[sock_ops]
 pub fn sock_ops(ctx: SockOpsContext) -> u32 {
-    socket::watch_handshake(&ctx)
+    socket::watch_connections(&ctx)
 }
 
 #[classifier]

@@ -3,7 +3,9 @@
 //! Names are what `bpftool map` shows and what the agent pins (15 characters at
 //! most). Sizes here are defaults: the agent sets its own when it loads.
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
+mod counters;
+
+pub use counters::{add, count_failed, count_flow, count_open_socket, count_opened, count_refused};
 
 use crate::packet::{Packet, icmp::QUOTE_WORDS};
 use aya_ebpf::{
@@ -23,7 +25,7 @@ use proxy_common::{
     DropReason, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, IDS_PER_LINE,
     Layout, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats, Settings, SocketFlow,
     SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
-    decide::{BackendRef, FrontendLookup, Maps, Refusal},
+    decide::{BackendRef, FrontendLookup, Maps},
     limits,
 };
 
@@ -152,21 +154,17 @@ static HAS_COARSE_CLOCK: Global<u32> = Global::new(0);
 #[unsafe(export_name = "INSTANCE")]
 pub static INSTANCE: Global<u32> = Global::new(0);
 
-/// The backend that a socket was translated to, or none; for contexts other than
+/// What a socket was translated from and to, if it was; for contexts other than
 /// sock_addr's.
 #[inline(always)]
-pub fn backend_of(sk: *mut bpf_sock) -> BackendRef {
+pub fn socket_flow<'a>(sk: *mut bpf_sock) -> Option<&'a mut SocketFlow> {
     let map = core::ptr::from_ref(&SOCKET_FLOWS).cast_mut().cast();
     // SAFETY: the map is a socket storage, and the kernel checks `sk`.
     let record = unsafe { bpf_sk_storage_get(map, sk.cast(), core::ptr::null_mut(), 0) };
-    // SAFETY: null, or a record that lives as long as the socket.
-    match unsafe { record.cast::<SocketFlow>().as_ref() } {
-        Some(flow) if flow.used != 0 => BackendRef {
-            id: flow.backend,
-            generation: flow.generation,
-        },
-        _ => BackendRef::NONE,
-    }
+    // SAFETY: null, or a record that lives as long as the socket, which the
+    // program has to itself.
+    let flow = unsafe { record.cast::<SocketFlow>().as_mut() }?;
+    (flow.used != 0).then_some(flow)
 }
 
 /// What is known of a connected UDP socket.
@@ -189,68 +187,6 @@ pub fn is_gone(socket: &UdpSocket) -> bool {
 #[inline(always)]
 pub fn settings() -> Option<*mut Settings> {
     SETTINGS.get_ptr_mut(0)
-}
-
-/// Counts one refused or dropped connection or datagram.
-#[inline(always)]
-pub fn count_refused(refusal: Refusal) {
-    if let Some(counter) = DROP_STATS.get_ptr_mut(refusal.reason as u32) {
-        // SAFETY: the element is this CPU's own and outlives the program.
-        unsafe { *counter += 1 };
-    }
-    if refusal.service == 0 {
-        return;
-    }
-    let Some(stats) = SERVICE_STATS.get_ptr_mut(refusal.service) else {
-        return;
-    };
-    // SAFETY: an element of an array map is always valid.
-    match refusal.reason {
-        DropReason::NoEndpoint => unsafe { add_one(&raw mut (*stats).no_endpoint) },
-        DropReason::NoLocalEndpoint => unsafe { add_one(&raw mut (*stats).no_local_endpoint) },
-        _ => {}
-    }
-}
-
-/// Counts one connection or conversation that goes to a backend.
-#[inline(always)]
-pub fn count_opened(backend: BackendRef) {
-    if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend.id) {
-        // SAFETY: an element of an array map is always valid.
-        unsafe { add_one(&raw mut (*stats).opened) };
-    }
-}
-
-/// Counts one connection that did not come to be, unless the id has changed hands.
-#[inline(always)]
-pub fn count_failed(backend: BackendRef) {
-    let current = BACKENDS.get(backend.id);
-    if current.is_none_or(|it| it.generation != backend.generation) {
-        return;
-    }
-    if let Some(stats) = BACKEND_STATS.get_ptr_mut(backend.id) {
-        // SAFETY: an element of an array map is always valid.
-        unsafe { add_one(&raw mut (*stats).failed) };
-    }
-}
-
-/// Adds one to a counter that other CPUs add to as well.
-///
-/// # Safety
-/// `counter` is valid and aligned.
-#[inline(always)]
-unsafe fn add_one(counter: *mut u64) {
-    unsafe { add(counter, 1) };
-}
-
-/// Adds to such a counter.
-///
-/// # Safety
-/// `counter` is valid and aligned.
-#[inline(always)]
-pub unsafe fn add(counter: *mut u64, amount: u64) {
-    // The old value is not used: that is the one atomic that every kernel has.
-    unsafe { atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, amount) };
 }
 
 /// Where a program on a device has the flow that it is about: two halves are
@@ -466,6 +402,11 @@ impl<C: Client> Maps for KernelMaps<C> {
     #[inline(always)]
     fn random(&self) -> u32 {
         random()
+    }
+
+    #[inline(always)]
+    fn open_connections(&self, id: BackendId) -> u32 {
+        BACKEND_STATS.get(id).map_or(0, BackendStats::open)
     }
 
     #[inline(always)]

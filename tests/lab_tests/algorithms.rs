@@ -3,10 +3,12 @@
 use anyhow::{Context, Result, ensure};
 use lab::manifests::{Service, Slice};
 use lab::wire::Counts;
-use lab::{Cast, Dial, Peer, SharedLab, Transport};
+use lab::{Cast, Dial, Held, Peer, SharedLab, Transport};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 static CAST: SharedLab<Cast> = SharedLab::new(Cast::new);
 
@@ -298,6 +300,155 @@ fn the_commands_show_algorithm_and_weights() {
         let port = port.context("no such port")?;
         let heaviest = port["backends"].as_array().context("no backends")?;
         ensure!(heaviest.iter().any(|it| it["weight"] == 6), "{port}");
+        Ok(())
+    });
+}
+
+/// How many connections n1 knows to be open to each endpoint of a Service.
+fn open(cast: &Cast, name: &str) -> Result<BTreeMap<String, u64>> {
+    let ports = shown(cast, &["backends"])?;
+    let name = format!("default/{name}:http");
+    let port = ports.iter().find(|it| it["name"] == name.as_str());
+    let backends = port.with_context(|| format!("no {name}"))?["backends"].as_array();
+    let of = |backend: &Value| -> Option<(String, u64)> {
+        let address: SocketAddr = backend["address"].as_str()?.parse().ok()?;
+        let pods = [&cast.b1, &cast.b2, &cast.b3];
+        let pod = pods.into_iter().find(|it| it.v4() == address.ip())?;
+        Some((pod.name().to_owned(), backend["open"].as_u64()?))
+    };
+    Ok(backends.into_iter().flatten().filter_map(of).collect())
+}
+
+/// How many of the connections each pod has.
+fn by_pod(held: &[Held]) -> Result<BTreeMap<String, u64>> {
+    let mut counts = BTreeMap::new();
+    for connection in held {
+        *counts.entry(connection.pod()?).or_default() += 1;
+    }
+    Ok(counts)
+}
+
+fn hold(client: &Peer, to: &str, count: usize) -> Result<Vec<Held>> {
+    (0..count).map(|_| client.hold_tcp(to)).collect()
+}
+
+/// Walks through the flows are five seconds apart.
+const WALKED: Duration = Duration::from_secs(15);
+
+#[test]
+fn least_connections_fills_up_who_has_fewest() {
+    CAST.story(|cast| {
+        let (service, _) = web(cast, "least", 8);
+        cast.apply(&service.annotation(ALGORITHM, "least-connections"))?;
+        cast.apply(&cast.ready("least", &[&cast.b1, &cast.b2]))?;
+        cast.settle()?;
+        for (client, to) in clients(cast, 8)? {
+            let about = |got: Option<&u64>, wanted: u64| {
+                // A walk that begins just then may miss a flow or two until the next.
+                let off_max = if client.name() == "c1" { 3 } else { 0 };
+                got.copied().unwrap_or_default().abs_diff(wanted) <= off_max
+            };
+            let held = hold(client, &to, 40)?;
+            let counts = by_pod(&held)?;
+            ensure!(
+                about(counts.get("b1"), 20) && about(counts.get("b2"), 20),
+                "{}: {counts:?}",
+                client.name()
+            );
+            // Those of b1 end, and the next ones take their place.
+            let (of_b1, rest): (Vec<_>, Vec<_>) = held
+                .into_iter()
+                .partition(|it| it.pod().is_ok_and(|pod| pod == "b1"));
+            let ended = of_b1.len();
+            drop(of_b1);
+            cast.within(WALKED, || {
+                let open = open(cast, "least")?;
+                ensure!(
+                    open["b1"] == 0 && open["b2"] == rest.len() as u64,
+                    "{open:?}"
+                );
+                Ok(())
+            })
+            .with_context(|| client.name().to_owned())?;
+            let next = hold(client, &to, ended)?;
+            let counts = by_pod(&next)?;
+            ensure!(
+                about(counts.get("b1"), ended as u64),
+                "{}: {counts:?}",
+                client.name()
+            );
+            drop((rest, next));
+            cast.within(WALKED, || {
+                let open = open(cast, "least")?;
+                ensure!(open.values().all(|it| *it == 0), "{open:?}");
+                Ok(())
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn least_connections_are_per_weight() {
+    CAST.story(|cast| {
+        let (service, slice) = web(cast, "least-weighted", 9);
+        let service = service.annotation(ALGORITHM, "least-connections");
+        cast.apply(&slice)?;
+        for (client, to) in clients(cast, 9)? {
+            cast.apply(&service.clone().annotation(WEIGHTS, "b3=0"))?;
+            cast.settle()?;
+            let even = hold(client, &to, 40)?;
+            // Who may have three times as many gets them all, until it has.
+            cast.apply(&service.clone().annotation(WEIGHTS, "b1=3,b3=0"))?;
+            cast.settle()?;
+            let more = hold(client, &to, 40)?;
+            let counts = [by_pod(&even)?, by_pod(&more)?];
+            let is_about = |counts: &BTreeMap<String, u64>, wanted: [u64; 3]| {
+                let got = ["b1", "b2", "b3"].map(|pod| counts.get(pod).copied());
+                let mut pairs = got.into_iter().zip(wanted);
+                pairs.all(|(got, wanted)| got.unwrap_or_default().abs_diff(wanted) <= 3)
+            };
+            ensure!(
+                is_about(&counts[0], [20, 20, 0]) && is_about(&counts[1], [40, 0, 0]),
+                "{}: {counts:?}",
+                client.name()
+            );
+            drop((even, more));
+            cast.within(WALKED, || {
+                let open = open(cast, "least-weighted")?;
+                ensure!(open.values().all(|it| *it == 0), "{open:?}");
+                Ok(())
+            })?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn what_never_came_to_be_and_datagrams_are_not_open_connections() {
+    CAST.story(|cast| {
+        let (service, slice) = web(cast, "never", 10);
+        cast.apply(&service)?;
+        let nobody = slice.field(
+            "ports",
+            serde_json::json!([
+                { "name": "http", "port": 8999, "protocol": "TCP" },
+                { "name": "dns", "port": 8080, "protocol": "UDP" },
+            ]),
+        );
+        cast.apply(&nobody)?;
+        cast.settle()?;
+        let client = &cast.client;
+        for _ in 0..20 {
+            client.tcp("10.96.26.10:80")?.refused()?;
+        }
+        let datagrams = client.hold_udp("10.96.26.10:53")?;
+        let open = open(cast, "never")?;
+        ensure!(
+            open.len() == 3 && open.values().all(|it| *it == 0),
+            "{open:?}"
+        );
+        drop(datagrams);
         Ok(())
     });
 }

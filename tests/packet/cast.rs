@@ -3,11 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::{
-    Algorithm, DropReason, EndpointSet, FrontendKind, Protocol, ServiceId, SourceFilter,
+    Algorithm, BackendId, DropReason, EndpointSet, FrontendKind, Protocol, ServiceId, SourceFilter,
     decide::BackendRef,
 };
 
-use crate::node::{Guard, Link, Listing, Outcome, node};
+use crate::node::{Guard, Link, Outcome, node};
 use crate::packet::{ACK, Packet};
 
 /// The service port of most stories.
@@ -138,6 +138,21 @@ impl Case {
     pub(crate) fn first(self, kind: FrontendKind) -> Packet {
         Packet::first(self.protocol, self.client(40_000), self.frontend(kind))
     }
+}
+
+/// One frontend, as a story asks for it.
+#[derive(Clone, Debug)]
+pub(crate) struct Listing {
+    pub(crate) address: SocketAddr,
+    pub(crate) protocol: Protocol,
+    pub(crate) kind: FrontendKind,
+    pub(crate) set: EndpointSet,
+    pub(crate) service: ServiceId,
+    pub(crate) backends: Vec<BackendId>,
+    pub(crate) affinity_timeout_s: u32,
+    pub(crate) elsewhere: bool,
+    pub(crate) source_filter: SourceFilter,
+    pub(crate) algorithm: Algorithm,
 }
 
 /// A node with one frontend and one endpoint, for stories about one packet's way.

@@ -15,6 +15,7 @@ mod view;
 
 mod stories {
     mod agree;
+    mod algorithms;
     mod budget;
     mod errors;
     mod flows;

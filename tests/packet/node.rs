@@ -12,14 +12,14 @@ use aya::programs::{ProgramFd, SchedClassifier};
 use aya::{Ebpf, EbpfLoader};
 use nix::sched::{CloneFlags, setns, unshare};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, BackendStats, Device,
-    DeviceSettings, DropReason, EndpointSet, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend,
-    FrontendKey, FrontendKind, Protocol, Scope, ServiceId, SourceFilter, SourceRange, TableLine,
-    TableRef, decide::BackendRef,
+    Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, Device, DeviceSettings,
+    DropReason, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, FrontendKind,
+    Scope, ServiceId, SourceRange, TableLine, TableRef, decide::BackendRef,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::bpf::{self, Map};
+pub(crate) use crate::cast::Listing;
 use crate::link::{self, device};
 pub(crate) use crate::link::{Link, is_local};
 pub(crate) use crate::outcome::{Outcome, REDIRECT, SHOT, UNSPEC, addresses};
@@ -40,21 +40,6 @@ pub(crate) const SNAT_PORTS: (u16, u16) = (61_000, 61_999);
 pub(crate) struct RangeKey {
     bits: u32,
     range: SourceRange,
-}
-
-/// One frontend, as a story asks for it.
-#[derive(Clone, Debug)]
-pub(crate) struct Listing {
-    pub(crate) address: SocketAddr,
-    pub(crate) protocol: Protocol,
-    pub(crate) kind: FrontendKind,
-    pub(crate) set: EndpointSet,
-    pub(crate) service: ServiceId,
-    pub(crate) backends: Vec<BackendId>,
-    pub(crate) affinity_timeout_s: u32,
-    pub(crate) elsewhere: bool,
-    pub(crate) source_filter: SourceFilter,
-    pub(crate) algorithm: Algorithm,
 }
 
 pub(crate) struct Node {
@@ -349,6 +334,18 @@ impl Node {
     /// Connections and conversations that went to the endpoint.
     pub(crate) fn opened(&self, id: BackendId) -> u64 {
         self.backend_stats.get(&id).map_or(0, |it| it.opened)
+    }
+
+    /// So many flows of the endpoint are open.
+    pub(crate) fn set_open_flows(&self, id: BackendId, open_flows: i32) {
+        let stats = self.backend_stats.get(&id).unwrap_or_default();
+        self.backend_stats.put(
+            &id,
+            &BackendStats {
+                open_flows,
+                ..stats
+            },
+        );
     }
 
     /// Publishes a frontend; a NodePort's address is the node's, whichever is given.

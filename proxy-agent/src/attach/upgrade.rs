@@ -138,6 +138,9 @@ impl Upgrade {
         }
         pins::make_ready(pin_dir)?;
         self.programs.put_in_place(&self.options, devices)?;
+        if let Some(old) = &self.old {
+            kernel.take_over_open(old);
+        }
         kernel.moved_to(pin_dir);
         Ok(())
     }

@@ -19,6 +19,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             "NEW CONNECTIONS",
             "OPENED",
             "FAILED",
+            "OPEN",
         ]);
         for port in &ports {
             let in_use = port.in_use();
@@ -39,6 +40,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                     .to_owned(),
                     backend.opened.to_string(),
                     backend.failed.to_string(),
+                    backend.open.to_string(),
                 ]);
             }
         }

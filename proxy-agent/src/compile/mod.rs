@@ -82,7 +82,7 @@ impl TableKind {
             };
         let form = match frontend.algorithm {
             Algorithm::Maglev if by_any_node => TableForm::Maglev,
-            Algorithm::Maglev | Algorithm::Random => TableForm::List,
+            Algorithm::Maglev | Algorithm::Random | Algorithm::LeastConnections => TableForm::List,
         };
         Self {
             form,

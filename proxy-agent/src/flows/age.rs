@@ -97,6 +97,19 @@ impl State {
         }
     }
 
+    /// Whether the backend still has something to do with the flow.
+    pub fn is_open(self) -> bool {
+        match self {
+            Self::Closed | Self::Reset => false,
+            Self::New
+            | Self::Handshake
+            | Self::Established
+            | Self::HalfClosed
+            | Self::Unanswered
+            | Self::Answered => true,
+        }
+    }
+
     /// Metric label, and what `fairlead flows` prints.
     pub fn as_str(self) -> &'static str {
         match self {

@@ -3,10 +3,12 @@
 use super::age::{State, silent_s};
 use super::maps::{FlowMaps, Pair, Position};
 use super::now_s;
+use super::open::OpenFlows;
 use crate::observe::Metrics;
 use crate::publish::Kernel;
 use crate::publish::bpf::BpfKernel;
 use anyhow::{Context, Result, anyhow};
+use proxy_common::decide::BackendRef;
 use proxy_common::{Flow, FlowKey, Protocol};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -89,9 +91,16 @@ fn step(walk: &mut Option<Walk>, pin_dir: &Path, metrics: &Metrics) -> Result<Du
     metrics.flows_removed(std::mem::take(&mut current.removed));
     if is_complete {
         metrics.flows(&current.begin_anew());
-        return Ok(PAUSE);
+        return pause();
     }
     Ok(SECOND)
+}
+
+/// How long to rest between two walks: until a second begins ([`OpenFlows::begin`]).
+fn pause() -> Result<Duration> {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
+    let past = Duration::new(0, Duration::from(now).subsec_nanos());
+    Ok(PAUSE - past)
 }
 
 struct Walk {
@@ -100,6 +109,8 @@ struct Walk {
     position: Position,
     summary: Summary,
     removed: Removed,
+    /// The backends' open flows; `None` before the walk begins.
+    open: Option<OpenFlows>,
     /// Whether the last walk found little room.
     crowded: bool,
 }
@@ -112,6 +123,7 @@ impl Walk {
             position: Position::default(),
             summary: Summary::default(),
             removed: Removed::default(),
+            open: None,
             crowded: false,
         })
     }
@@ -119,6 +131,9 @@ impl Walk {
     /// Looks at the elements of one second; whether both maps are done.
     fn step(&mut self) -> Result<bool> {
         let now_s = now_s().context("reading the clock")?;
+        if self.open.is_none() {
+            self.open = Some(OpenFlows::begin(self.kernel.open_flows(), now_s));
+        }
         let mut looked_at = 0;
         while looked_at < ELEMENTS_PER_SECOND {
             let is_new = FlowMaps::is_in_new(&self.position);
@@ -145,6 +160,13 @@ impl Walk {
 
     fn begin_anew(&mut self) -> Summary {
         self.position = Position::default();
+        for it in self.open.take().unwrap_or_default().corrections() {
+            let backend = BackendRef {
+                id: it.backend,
+                generation: it.generation,
+            };
+            self.kernel.correct_open_flows(backend, it.change);
+        }
         let summary = std::mem::take(&mut self.summary);
         self.crowded = summary.elements * 4 > u64::from(self.maps.room()) * 3;
         summary
@@ -164,6 +186,9 @@ impl Walk {
         }
         let state = State::of(key.protocol, &pair.request, pair.reply.as_ref());
         *self.summary.flows.entry((key.protocol, state)).or_default() += 1;
+        if let Some(open) = self.open.as_mut().filter(|_| state.is_open()) {
+            open.see(&pair.request);
+        }
         Ok(())
     }
 

@@ -13,6 +13,7 @@
 pub mod age;
 mod collect;
 mod maps;
+mod open;
 
 pub use age::State;
 pub use collect::{Collector, Removed, Summary};

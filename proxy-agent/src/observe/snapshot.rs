@@ -47,7 +47,7 @@ pub struct FrontendView {
     /// `internal`: for clients on this node. `external`: for those whose packets
     /// come in by an uplink.
     pub scope: &'static str,
-    /// maglev or random.
+    /// maglev, random or least-connections.
     pub algorithm: &'static str,
     /// Ids of the backends that new connections get, in their order.
     pub backends: Vec<BackendId>,
@@ -73,6 +73,9 @@ pub struct BackendView {
     pub opened: u64,
     /// TCP connections among them that never came to be.
     pub failed: u64,
+    /// Connections that are open: TCP connections of this node's sockets, and flows
+    /// of clients outside.
+    pub open: u32,
 }
 
 /// Reads everything.
@@ -169,6 +172,7 @@ fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> Backen
         state,
         opened: stats.opened,
         failed: stats.failed,
+        open: stats.open(),
     }
 }
 

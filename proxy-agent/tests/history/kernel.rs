@@ -430,6 +430,9 @@ impl Maps for View<'_> {
     fn number(&self, _of_client: bool) -> u32 {
         self.random
     }
+    fn open_connections(&self, _id: BackendId) -> u32 {
+        0
+    }
     fn random(&self) -> u32 {
         self.random
     }

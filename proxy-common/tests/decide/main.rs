@@ -6,6 +6,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
+mod algorithms;
 mod model;
 mod world;
 
@@ -328,6 +329,9 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
         fn number(&self, _of_client: bool) -> u32 {
             0
         }
+        fn open_connections(&self, _id: BackendId) -> u32 {
+            0
+        }
         fn random(&self) -> u32 {
             0
         }
@@ -392,37 +396,4 @@ fn reasons_have_distinct_labels_in_the_order_of_their_numbers() {
             .iter()
             .all(|reason| !reason.help().is_empty())
     );
-}
-
-/// How often each of the endpoints .1 to .4 is picked, of a thousand times.
-fn picks(algorithm: Algorithm, tuple: Option<u32>) -> Vec<usize> {
-    let mut world = one_service((1..=4).map(|host| endpoint(host, true, true)).collect());
-    world.services[0].algorithm = algorithm;
-    let client = pod();
-    let mut maps = Encoded::new(&world, &client);
-    maps.tuple = tuple;
-    let mut picked = vec![0; 4];
-    for _ in 0..1_000 {
-        let Decision::Forward(target) = decide(&maps, &to_service(), BackendRef::NONE) else {
-            panic!("refused");
-        };
-        picked[target.backend.id as usize - 1] += 1;
-    }
-    picked
-}
-
-#[test]
-fn maglev_goes_by_the_tuple_and_random_by_chance() {
-    assert_eq!(picks(Algorithm::Maglev, Some(6)), [0, 0, 1_000, 0]);
-    for (algorithm, tuple) in [
-        (Algorithm::Maglev, None),
-        (Algorithm::Random, None),
-        (Algorithm::Random, Some(6)),
-    ] {
-        let picked = picks(algorithm, tuple);
-        assert!(
-            picked.iter().all(|&it| it > 150),
-            "{algorithm:?} {picked:?}"
-        );
-    }
 }

@@ -58,6 +58,8 @@ pub(super) struct Encoded<'a> {
     pub(super) random: Cell<u32>,
     /// The number of a packet's tuple; a socket has none.
     pub(super) tuple: Option<u32>,
+    /// Open connections, by backend id.
+    pub(super) open: RefCell<BTreeMap<BackendId, u32>>,
 }
 
 pub(super) const GENERATION: u32 = 7;
@@ -82,6 +84,7 @@ impl<'a> Encoded<'a> {
             client,
             random: Cell::new(12345),
             tuple: None,
+            open: RefCell::default(),
         };
         for (service, id) in world.services.iter().zip(1..) {
             maps.encode(service, id);
@@ -217,6 +220,9 @@ impl Maps for Encoded<'_> {
                 .wrapping_add(1_013_904_223),
         );
         self.random.get() >> 8
+    }
+    fn open_connections(&self, id: BackendId) -> u32 {
+        self.open.borrow().get(&id).copied().unwrap_or_default()
     }
     fn now_s(&self) -> u32 {
         self.client.now_s.get()

@@ -123,7 +123,7 @@ fn store(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason>
     let scratch = &mut *arrival.scratch;
     let stored = FLOWS_NEW.insert(&scratch.key, &scratch.flow, flows::NO_EXIST);
     if stored.is_ok() {
-        maps::count_opened(target.backend);
+        maps::count_flow(target.backend);
         return Ok(true);
     }
     // Another CPU was faster with the same tuple: its flow is the one, and its

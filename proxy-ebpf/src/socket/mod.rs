@@ -4,7 +4,7 @@ mod address;
 mod connect;
 mod connected;
 mod egress;
-mod handshake;
+mod lifetime;
 mod peername;
 mod recvmsg;
 mod refuse;
@@ -15,7 +15,7 @@ mod udp_flows;
 pub use address::{V4, V6};
 pub use connect::connect;
 pub use egress::guard;
-pub use handshake::watch_handshake;
+pub use lifetime::watch_connections;
 pub use peername::getpeername;
 pub use recvmsg::recvmsg;
 pub use release::release;
@@ -99,7 +99,7 @@ fn flow(request: &Request, target: &Target) -> SocketFlow {
         backend_address: target.address,
         backend_port: target.port,
         used: 1,
-        _reserved: 0,
+        counted: 0,
         backend: target.backend.id,
         generation: target.backend.generation,
     }

@@ -44,8 +44,8 @@ fn written(world: &World) -> Result<(u64, u64)> {
 fn a_fault_that_all_nodes_meet_is_one_event_on_the_object() {
     story("events", |world, space| {
         let before = written(world)?;
-        // An endpoint that is a ClusterIP, a frontend that another Service has,
-        // and a protocol that is not served.
+        // An endpoint that is a ClusterIP, a frontend that another Service has, a
+        // protocol that is not served, and weights that cannot be read.
         let created = space.create(&bare("a-web"))?;
         let address = created.v4(80)?;
         let address = address.trim_end_matches(":80");
@@ -61,7 +61,9 @@ fn a_fault_that_all_nodes_meet_is_one_event_on_the_object() {
             "spec": { "ports": [{ "name": "x", "port": 9, "protocol": "SCTP" }] },
         });
         world.api.create(Kind::Service, "events", &sctp)?;
+        space.create(&bare("e-weights").annotation("fairlead.io/weights", "web"))?;
         let wanted = [
+            ("Service", "e-weights", "InvalidWeights", "TARGET=WEIGHT"),
             ("EndpointSlice", "a-web", "UnusableEndpoint", address),
             ("Service", "c-second", "FrontendTaken", "events/b-first"),
             ("Service", "d-sctp", "UnsupportedProtocol", "SCTP"),
@@ -88,12 +90,12 @@ fn a_fault_that_all_nodes_meet_is_one_event_on_the_object() {
             slices.iter().any(|it| it["metadata"]["uid"] == *uid),
             "{uid}"
         );
-        // Each of three nodes has had its say about each of three faults.
+        // Each of three nodes has had its say about each of four faults.
         world.within(TOLD, "all nodes have told", || {
             let now = written(world)?;
             let (created, exist) = (now.0 - before.0, now.1 - before.1);
             ensure!(
-                created == 3 && exist == 6,
+                created == 4 && exist == 8,
                 "{created} created, {exist} were there"
             );
             Ok(())

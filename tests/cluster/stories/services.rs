@@ -75,6 +75,26 @@ fn a_pod_that_is_not_ready_gets_no_connection_until_it_is_again() {
 }
 
 #[test]
+fn a_service_gives_weights_to_its_pods_by_name() {
+    const WEIGHTS: &str = "fairlead.io/weights";
+    story("weights", |world, space| {
+        let service = selecting("web").annotation(WEIGHTS, "web-canary-*=0");
+        let to = space.create(&service)?.v4(80)?;
+        space.run("web-canary-1", "web", &world.b1)?;
+        world.soon_only("nobody has any weight", &to, &["b1"])?;
+        space.run("web-2", "web", &world.b2)?;
+        space.run("web-3", "web", &world.b3)?;
+        world.soon_only("the canary has no weight", &to, &["b2", "b3"])?;
+        let patch = json!({ "metadata": { "annotations": { WEIGHTS: "web-canary-*=1,*=0" } } });
+        space.patch_service("web", patch)?;
+        world.soon_only("the canary has it all", &to, &["b1"])?;
+        let patch = json!({ "metadata": { "annotations": { WEIGHTS: null } } });
+        space.patch_service("web", patch)?;
+        world.soon_only("no weights", &to, &["b1", "b2", "b3"])
+    });
+}
+
+#[test]
 fn a_terminating_pod_serves_as_long_as_it_is_the_only_one() {
     story("terminating", |world, space| {
         let to = space.create(&selecting("web"))?.v4(80)?;

@@ -87,6 +87,46 @@ fn counters_outlive_changes_of_size() {
 }
 
 #[test]
+fn open_connections_outlive_changes_of_size() {
+    story(two_nodes, |lab| {
+        let world = World::new(lab)?;
+        world.start(&SIZES)?;
+        let open = || -> Result<u64> {
+            let ports: Value =
+                serde_json::from_str(&world.n1.fairlead(&["backends", "-o", "json"])?)?;
+            let ports = ports.as_array().context("a list")?.iter();
+            let backends = ports.filter_map(|it| it["backends"].as_array()).flatten();
+            Ok(backends.filter_map(|it| it["open"].as_u64()).sum())
+        };
+        let mut held = Vec::new();
+        for sizes in ["128", "256", "64"] {
+            for _ in 0..10 {
+                held.push(world.client.hold_tcp(TCP)?);
+            }
+            // Connections come and go all the while, and some in between two hooks.
+            let loads = world.loads()?;
+            world.n1.terminate_agent()?;
+            world.start(&sizes_with("--backends-max", sizes))?;
+            loads.none_failed()?;
+            lab.eventually(|| {
+                ensure!(
+                    open()? == held.len() as u64,
+                    "{} of {}",
+                    open()?,
+                    held.len()
+                );
+                Ok(())
+            })?;
+        }
+        drop(held);
+        lab.eventually(|| {
+            ensure!(open()? == 0, "{}", open()?);
+            Ok(())
+        })
+    });
+}
+
+#[test]
 fn another_layout_takes_over_and_gives_back_under_load() {
     story(two_nodes, |lab| {
         let world = World::new(lab)?;

@@ -155,7 +155,7 @@ fn check(kernel: &Fake, world: &World) {
         let table = kernel.answers(key).unwrap();
         let is_list = key.scope == Scope::Internal
             || frontend.kind == FrontendKind::ClusterIp
-            || frontend.algorithm == Algorithm::Random;
+            || frontend.algorithm != Algorithm::Maglev;
         if is_list {
             check_list(&table, members);
         } else {

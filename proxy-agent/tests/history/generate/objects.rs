@@ -108,7 +108,7 @@ fn service(random: &mut Random) -> Value {
     put(random, &mut metadata, 80, "creationTimestamp", stamp);
     let mut annotations = Map::new();
     let weights = random.pick(WEIGHTS);
-    let algorithm = random.pick(&["random", "maglev", "fastest"]);
+    let algorithm = random.pick(&["random", "maglev", "least-connections", "fastest"]);
     put(
         random,
         &mut annotations,
