@@ -7,9 +7,10 @@ pub const LINES_PER_CHUNK: u32 = 65_536;
 /// Chunks that `tables` can hold: 64 of 4 MiB.
 pub const CHUNKS_MAX: u32 = 64;
 
-/// Default number of `frontends` (about 17 MiB of kernel memory). Each address and
-/// port has two: for clients on this node and for those outside.
-pub const FRONTENDS_MAX: u32 = 131_072;
+/// Default number of `frontends` (about 36 MiB of kernel memory). Each address and
+/// port has two: for clients on this node and for those outside. So 50,000 Services
+/// of both families with a port each take 200,000.
+pub const FRONTENDS_MAX: u32 = 262_144;
 
 /// Default number of `backends` (32 bytes each: 8 MiB).
 pub const BACKENDS_MAX: u32 = 262_144;
@@ -20,8 +21,8 @@ pub const SERVICES_MAX: u32 = 65_536;
 /// Default number of `affinity` records (about 6 MiB).
 pub const AFFINITY_MAX: u32 = 65_536;
 
-/// Default number of `vips` (about 6 MiB).
-pub const ADDRESSES_MAX: u32 = 65_536;
+/// Default number of `vips` (about 11 MiB): 50,000 Services have 100,000 in two families.
+pub const ADDRESSES_MAX: u32 = 131_072;
 
 /// Connected UDP sockets that are watched (about 6 MiB). One more is translated
 /// too, but does not notice when its backend goes.

@@ -199,7 +199,7 @@ mod tests {
         let pinned = ours();
         assert_eq!(
             differences(&pinned, &sizes),
-            ["map frontends has room for 131072 instead of 100"]
+            ["map frontends has room for 262144 instead of 100"]
         );
         assert!(unreadable_maps(&pinned).is_none());
         let kept = kept(&pinned);
