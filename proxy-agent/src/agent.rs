@@ -7,6 +7,7 @@
 
 mod devices;
 mod health_checks;
+mod hooks;
 mod opt_outs;
 mod report;
 mod retry;
@@ -16,7 +17,7 @@ mod take_over;
 mod upgrade;
 
 use crate::attach;
-use crate::config::{Config, SourceConfig};
+use crate::config::Config;
 use crate::devices::{self as network, Network};
 use crate::flows::Collector;
 use crate::model::{ObjectName, Warning};
@@ -25,11 +26,11 @@ use crate::publish::bpf::BpfKernel;
 use crate::publish::{Change, Contest, KernelError, Publisher, Retired};
 use crate::resolve;
 use crate::sockets::{self, Clients, OptOuts};
-use crate::source::kube::KubeOptions;
 use crate::source::{self, Event};
 use crate::store::Store;
 use anyhow::{Context, Result, bail};
 use devices::Devices;
+use hooks::Hooks;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use retry::Retry;
@@ -69,7 +70,7 @@ pub async fn run(config: Config) -> Result<()> {
     // From here on a signal ends the agent in good order, however early it comes.
     let stop = Stop::listen()?;
     // Before anything is touched: a start that cannot go on changes nothing.
-    if let Some(options) = kube_options(&config) {
+    if let Some(options) = config.kube_options() {
         source::kube::check(&options)
             .await
             .context("configuring the connection to the API server")?;
@@ -91,7 +92,8 @@ pub async fn run(config: Config) -> Result<()> {
     let seeds = Seeds::start(&config);
     let (client_sender, client) = watch::channel(None);
     let (object_events, event_writer) = start_events(&config, client, &metrics).unzip();
-    let source = tokio::spawn(run_source(config.clone(), event_sender, client_sender));
+    let follow = config.clone();
+    let source = tokio::spawn(async move { follow.run_source(event_sender, &client_sender).await });
     let agent = Agent {
         store: Store::new(config.node_name.as_str().into()),
         publisher,
@@ -101,6 +103,7 @@ pub async fn run(config: Config) -> Result<()> {
         pruned: false,
         reseeded: false,
         devices: Devices::new(config.uplinks.clone(), attached.devices),
+        hooks: attached.sockets.map(Hooks::new),
         flows: None,
         take_over: TakeOver::default(),
         upgrade: attached.upgrade.map(PendingUpgrade::new),
@@ -138,44 +141,10 @@ fn start_events(
     client: watch::Receiver<Option<Client>>,
     metrics: &Arc<Metrics>,
 ) -> Option<(mpsc::Sender<Warning>, JoinHandle<()>)> {
-    kube_options(config)?;
+    config.kube_options()?;
     let (sender, warnings) = mpsc::channel(EVENTS_QUEUE);
     let writer = EventWriter::new(client, config.node_name.as_str(), metrics.clone());
     Some((sender, tokio::spawn(writer.run(warnings))))
-}
-
-async fn run_source(
-    config: Config,
-    events: mpsc::Sender<Event>,
-    client: watch::Sender<Option<Client>>,
-) -> Result<()> {
-    if let SourceConfig::Manifests(directory) = &config.source {
-        tracing::info!(directory = %directory.display(), "objects come from manifests");
-        let run = source::manifests::run(directory.clone(), events);
-        return run.await.context("watching the manifests");
-    }
-    let Some(options) = kube_options(&config) else {
-        return Ok(());
-    };
-    let run = source::kube::run(&options, events, &client);
-    run.await.context("connecting to the API server")
-}
-
-/// How to reach the API server, if objects come from one.
-fn kube_options(config: &Config) -> Option<KubeOptions> {
-    let SourceConfig::Kubernetes {
-        kubeconfig,
-        servers,
-    } = &config.source
-    else {
-        return None;
-    };
-    Some(KubeOptions {
-        kubeconfig: kubeconfig.clone(),
-        servers: servers.clone(),
-        node_name: config.node_name.as_str().into(),
-        service_proxy_name: config.resolve.service_proxy_name.clone(),
-    })
 }
 
 struct Agent {
@@ -190,6 +159,8 @@ struct Agent {
     /// Whether every Maglev table must be made anew.
     reseeded: bool,
     devices: Devices,
+    /// Once our socket programs are in force.
+    hooks: Option<Hooks>,
     /// Once our maps are in force.
     flows: Option<Collector>,
     take_over: TakeOver,
@@ -235,6 +206,7 @@ impl Agent {
         loop {
             let (retry_at, sweep_at) = (self.retry.at, self.sweep_at);
             let devices_at = self.devices.due.filter(|_| self.can_publish());
+            let hooks_at = self.hooks.as_ref().map(|it| it.due);
             let health_checks_at = self.health_checks.due().filter(|_| self.can_publish());
             let remind_at = self.upgrade.as_ref().map(|it| it.remind_at);
             tokio::select! {
@@ -250,6 +222,10 @@ impl Agent {
                     take_over::set(&self.config.attach.pin_dir, goes_on)?;
                 }
                 () = wait_until(devices_at) => {}
+                () = wait_until(hooks_at) => {
+                    self.hooks.iter_mut().for_each(|it| it.follow(&self.metrics));
+                    continue;
+                }
                 () = wait_until(health_checks_at) => {}
                 () = wait_until(retry_at) => {}
                 () = wait_until(sweep_at) => self.sweep_due = true,
@@ -415,10 +391,11 @@ impl Agent {
             return Ok(());
         };
         let started = Instant::now();
-        pending
+        let sockets = pending
             .upgrade
             .finish(self.publisher.kernel_mut(), self.devices.hooks())
             .context("changing over to the new maps (the next start goes on with it)")?;
+        self.hooks = Some(Hooks::new(sockets));
         self.follow_devices();
         tracing::info!(took = ?started.elapsed(), failed, "the new maps are in force");
         Ok(())
@@ -471,7 +448,8 @@ impl Agent {
 
     fn follow_devices(&mut self) {
         let known = self.store.node_known();
-        self.devices.follow(self.store.internal_ips(), known);
+        let internal_ips = self.store.internal_ips();
+        self.devices.follow(internal_ips, known, &self.metrics);
     }
 
     /// Starts the wait for readers of what was retired, unless one is under way.

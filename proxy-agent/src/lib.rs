@@ -24,3 +24,4 @@ pub mod source;
 pub mod store;
 pub mod sys;
 pub mod take_over;
+pub mod verify;

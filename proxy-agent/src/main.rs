@@ -7,7 +7,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     give_memory_back();
     match Cli::parse().run() {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("fairlead: {error:#}");
             ExitCode::FAILURE

@@ -6,6 +6,13 @@
 //! Maps: aya creates them without type information outside of an object. And one
 //! getsockopt(2).
 
+mod hooks;
+
+pub use hooks::{
+    LinkInfo, TcxHook, attach_cgroup, attach_tcx, cgroup_programs, has_tcx, is_link, link_info,
+    replace_program, tcx_programs,
+};
+
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -19,18 +26,7 @@ const BPF_OBJ_PIN: i64 = 6;
 const BPF_OBJ_GET: i64 = 7;
 const BPF_OBJ_GET_INFO_BY_FD: i64 = 15;
 const BPF_BTF_GET_FD_BY_ID: i64 = 19;
-const BPF_PROG_QUERY: i64 = 16;
 const BPF_MAP_LOOKUP_BATCH: i64 = 24;
-const BPF_LINK_CREATE: i64 = 28;
-const BPF_LINK_UPDATE: i64 = 29;
-
-// enum bpf_attach_type
-const BPF_TCX_INGRESS: u32 = 46;
-const BPF_TCX_EGRESS: u32 = 47;
-
-// Flags of links
-const BPF_F_BEFORE: u32 = 1 << 3;
-const BPF_F_AFTER: u32 = 1 << 4;
 
 #[repr(C)]
 #[derive(IntoBytes, Immutable)]
@@ -46,39 +42,6 @@ struct InfoByFd {
     bpf_fd: u32,
     info_len: u32,
     info: u64,
-}
-
-#[repr(C)]
-#[derive(IntoBytes, Immutable)]
-struct LinkCreate {
-    prog_fd: u32,
-    target_ifindex: u32,
-    attach_type: u32,
-    flags: u32,
-    relative_id: u32,
-    padding: u32,
-    expected_revision: u64,
-}
-
-#[repr(C)]
-#[derive(IntoBytes, Immutable)]
-struct ProgramQuery {
-    target_ifindex: u32,
-    attach_type: u32,
-    query_flags: u32,
-    attach_flags: u32,
-    prog_ids: u64,
-    prog_count: u32,
-    padding: u32,
-}
-
-#[repr(C)]
-#[derive(IntoBytes, Immutable)]
-struct LinkUpdate {
-    link_fd: u32,
-    new_prog_fd: u32,
-    flags: u32,
-    old_prog_fd: u32,
 }
 
 #[repr(C)]
@@ -125,34 +88,6 @@ struct MapInfo {
     btf_key_type_id: u32,
     btf_value_type_id: u32,
     padding: u32,
-}
-
-/// What the kernel tells of a link (`struct bpf_link_info`).
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
-pub struct LinkInfo {
-    /// Kind of link.
-    pub link_type: u32,
-    /// Id of the link.
-    pub id: u32,
-    /// Id of its program.
-    pub program_id: u32,
-    padding: u32,
-    /// What it is attached to, by kind of link.
-    target: [u32; 4],
-}
-
-impl LinkInfo {
-    /// Of a cgroup link: inode number of the cgroup's directory; 0 once the cgroup is gone.
-    pub fn cgroup_id(&self) -> u64 {
-        let [first, second, ..] = self.target;
-        zerocopy::transmute!([first, second])
-    }
-
-    /// Of a TCX link: index of the device; 0 once the device is gone.
-    pub fn device(&self) -> u32 {
-        self.target[0]
-    }
 }
 
 /// What the kernel tells of a program (the start of `struct bpf_prog_info`).
@@ -235,74 +170,10 @@ pub fn map_shape(map: BorrowedFd<'_>) -> io::Result<MapShape> {
     })
 }
 
-/// What the kernel tells of a link.
-pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
-    info(link)
-}
-
 /// The id of a program.
 pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     let info: ProgramInfo = info(program)?;
     Ok(info.id)
-}
-
-/// Whether the object is a link, and no program or map.
-pub fn is_link(object: BorrowedFd<'_>) -> io::Result<bool> {
-    let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", object.as_raw_fd()))?;
-    Ok(info.lines().any(|line| line.starts_with("link_type:")))
-}
-
-/// Hook of a device for TCX links (Linux 6.6).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TcxHook {
-    /// Packets that come in; a new link's program runs before all others.
-    Ingress,
-    /// Packets that leave; a new link's program runs after all others.
-    Egress,
-}
-
-/// Whether the kernel has TCX links. Loopback, which has index 1, is asked.
-pub fn has_tcx() -> bool {
-    let query = ProgramQuery {
-        target_ifindex: 1,
-        attach_type: BPF_TCX_INGRESS,
-        query_flags: 0,
-        attach_flags: 0,
-        prog_ids: 0,
-        prog_count: 0,
-        padding: 0,
-    };
-    let answer = bpf(BPF_PROG_QUERY, &query);
-    !answer.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
-}
-
-/// Attaches a program to a device, by a link that ends with its last descriptor.
-pub fn attach_tcx(program: BorrowedFd<'_>, device: u32, hook: TcxHook) -> io::Result<OwnedFd> {
-    let (attach_type, flags) = match hook {
-        TcxHook::Ingress => (BPF_TCX_INGRESS, BPF_F_BEFORE),
-        TcxHook::Egress => (BPF_TCX_EGRESS, BPF_F_AFTER),
-    };
-    let create = LinkCreate {
-        prog_fd: raw(program),
-        target_ifindex: device,
-        attach_type,
-        flags,
-        relative_id: 0,
-        padding: 0,
-        expected_revision: 0,
-    };
-    bpf(BPF_LINK_CREATE, &create).and_then(owned)
-}
-
-/// Puts another program in place of a link's, in one step.
-pub fn replace_program(link: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
-    let update = LinkUpdate {
-        link_fd: raw(link),
-        new_prog_fd: raw(program),
-        flags: 0,
-        old_prog_fd: 0,
-    };
-    bpf(BPF_LINK_UPDATE, &update).map(|_| ())
 }
 
 /// Creates an empty map that is like another one, type information included.

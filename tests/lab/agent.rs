@@ -27,6 +27,37 @@ pub(crate) struct AgentSetup {
     pub(crate) environment: Vec<(String, String)>,
 }
 
+impl AgentSetup {
+    /// The program of the agent, with a command of its own.
+    pub(crate) fn program(&self, command: &[&str]) -> Result<Command> {
+        let mut program = Command::new(match &self.program {
+            Some(program) => program.clone(),
+            None => fairlead()?,
+        });
+        program.args(command).envs(self.environment.iter().cloned());
+        // There is one source of objects.
+        let from_api = |flag: &String| flag == "--kubeconfig" || flag == "--master";
+        if !self.extra_flags.iter().any(from_api) {
+            program.arg("--manifests").arg(&self.manifests);
+        }
+        program
+            .args(["--hostname-override", &self.node])
+            .arg("--cgroup-root")
+            .arg(&self.cgroup_root)
+            .arg("--pin-dir")
+            .arg(&self.pins)
+            .args([
+                "--healthz-bind-address",
+                HEALTHZ,
+                "--metrics-bind-address",
+                METRICS,
+            ])
+            .args(&self.extra_flags)
+            .stdin(std::process::Stdio::null());
+        Ok(program)
+    }
+}
+
 /// Where the lab's agents answer `/healthz`.
 pub const HEALTHZ: &str = "127.0.0.1:10256";
 /// Where they answer `/metrics`.
@@ -42,53 +73,19 @@ pub(crate) struct Agent {
 impl Agent {
     /// Starts the agent in its node's namespace and cgroup; its log is appended.
     pub(crate) fn start(setup: &AgentSetup, netns: &OwnedFd) -> Result<Self> {
-        let AgentSetup {
-            node,
-            manifests,
-            cgroup_root,
-            pins,
-            log,
-            extra_flags,
-            program,
-            environment,
-        } = setup;
-        let cgroup = cgroup_root.join("agent");
+        let cgroup = setup.cgroup_root.join("agent");
         std::fs::create_dir_all(&cgroup).with_context(|| format!("make {cgroup:?}"))?;
         let log = File::options()
             .create(true)
             .append(true)
-            .open(log)
-            .with_context(|| format!("open {log:?}"))?;
-        let mut command = Command::new(match program {
-            Some(program) => program.clone(),
-            None => fairlead()?,
-        });
-        command.arg("agent").envs(environment.iter().cloned());
-        // There is one source of objects.
-        let from_api = |flag: &String| flag == "--kubeconfig" || flag == "--master";
-        if !extra_flags.iter().any(from_api) {
-            command.arg("--manifests").arg(manifests);
-        }
-        command
-            .args(["--hostname-override", node])
-            .arg("--cgroup-root")
-            .arg(cgroup_root)
-            .arg("--pin-dir")
-            .arg(pins)
-            .args([
-                "--healthz-bind-address",
-                HEALTHZ,
-                "--metrics-bind-address",
-                METRICS,
-            ])
-            .args(extra_flags)
-            .stdin(std::process::Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
+            .open(&setup.log)
+            .with_context(|| format!("open {:?}", setup.log))?;
+        let mut command = setup.program(&["agent"])?;
+        command.stdout(log.try_clone()?).stderr(log);
         let child = spawn(command, Netns::Join(netns), Some(&cgroup))?;
         Ok(Self {
             child,
-            node: node.clone(),
+            node: setup.node.clone(),
         })
     }
 

@@ -46,7 +46,7 @@ pub use held::{Held, Load};
 pub use hooks::{DeviceHook, Foreign, device_programs};
 pub use lab::{Lab, SWITCH_PORT};
 pub use network::{FRONTENDS, PodNetwork, SWITCH_V4, SWITCH_V6};
-pub use node::Node;
+pub use node::{Node, Verified};
 pub use outcome::Outcome;
 pub use outside::Router;
 pub use peer::Peer;

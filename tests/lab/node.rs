@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -273,6 +273,24 @@ impl Node {
         self.run(command)
     }
 
+    /// Runs `fairlead status --verify` with the agent's flags.
+    pub fn verify(&self) -> Result<Verified> {
+        self.verify_as("table")
+    }
+
+    /// The same with `--output`.
+    pub fn verify_as(&self, form: &str) -> Result<Verified> {
+        let arguments = ["status", "--verify", "--output", form];
+        let command = self.setup().program(&arguments)?;
+        let output = self.output(command)?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Ok(Verified {
+            code: output.status.code().context("it was killed")?,
+            lines: text(&output.stdout).lines().map(str::to_owned).collect(),
+            errors: text(&output.stderr),
+        })
+    }
+
     /// Runs `bpftool ARGS` in the node and returns what it prints.
     pub fn bpftool(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new("bpftool");
@@ -286,20 +304,9 @@ impl Node {
         self.bpftool(&["map", "dump", "pinned", path_str(&path)?])
     }
 
-    fn run(&self, mut command: Command) -> Result<String> {
-        command
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+    fn run(&self, command: Command) -> Result<String> {
         let what = format!("{command:?}");
-        let child = spawn(
-            command,
-            Netns::Join(self.host.netns_fd()),
-            Some(&self.cgroup().join("host")),
-        )?;
-        let output = child
-            .wait_with_output()
-            .with_context(|| format!("wait for {what}"))?;
+        let output = self.output(command)?;
         let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
         if !output.status.success() {
             let stderr = String::from_utf8_lossy(&output.stderr);
@@ -311,6 +318,33 @@ impl Node {
         }
         Ok(stdout)
     }
+
+    fn output(&self, mut command: Command) -> Result<Output> {
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let what = format!("{command:?}");
+        let child = spawn(
+            command,
+            Netns::Join(self.host.netns_fd()),
+            Some(&self.cgroup().join("host")),
+        )?;
+        child
+            .wait_with_output()
+            .with_context(|| format!("wait for {what}"))
+    }
+}
+
+/// What `fairlead status --verify` said.
+#[derive(Debug)]
+pub struct Verified {
+    /// Its exit code.
+    pub code: i32,
+    /// What it printed.
+    pub lines: Vec<String>,
+    /// What it complained of.
+    pub errors: String,
 }
 
 fn path_str(path: &Path) -> Result<&str> {

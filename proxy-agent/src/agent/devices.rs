@@ -1,7 +1,8 @@
 //! The programs on devices follow what the kernel has and what the Node says.
 
-use crate::attach::DeviceHooks;
+use crate::attach::{Applied, DeviceHooks};
 use crate::devices::{Chosen, Network, UplinkNames, obstacles, select};
+use crate::observe::Metrics;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
@@ -55,7 +56,7 @@ impl Devices {
 
     /// Puts programs where they belong, if there is something to do. Until the
     /// Node is known nothing is removed: its addresses may be why it is there.
-    pub(super) fn follow(&mut self, internal_ips: &[IpAddr], node_known: bool) {
+    pub(super) fn follow(&mut self, internal_ips: &[IpAddr], node_known: bool, metrics: &Metrics) {
         if self.node.0 != internal_ips || self.node.1 != node_known {
             self.node = (internal_ips.to_vec(), node_known);
             self.due = Some(Instant::now());
@@ -73,7 +74,8 @@ impl Devices {
         let mut problems = selection.skipped;
         let mut pause = RECHECK;
         match self.hooks.apply(&self.chosen, node_known) {
-            Ok(failures) => {
+            Ok(Applied { failures, restored }) => {
+                super::hooks::tell_restored(&restored, metrics);
                 if !failures.is_empty() {
                     pause = RETRY;
                 }

@@ -6,7 +6,6 @@
 //! may not read the UID goes on with a seed that everybody knows and says so: that
 //! nodes agree is worth more than that nobody can aim, and Services must work.
 
-use super::kube_options;
 use crate::compile::maglev;
 use crate::config::Config;
 use crate::source::kube::{self, KubeOptions, UidError};
@@ -28,7 +27,7 @@ pub(super) struct Seeds(Option<watch::Receiver<Option<u32>>>);
 impl Seeds {
     pub(super) fn start(config: &Config) -> Self {
         let (sender, receiver) = watch::channel(None);
-        match (&config.maglev_seed, kube_options(config)) {
+        match (&config.maglev_seed, config.kube_options()) {
             (None, Some(options)) => {
                 tokio::spawn(async move { ask(&options, &sender).await });
             }

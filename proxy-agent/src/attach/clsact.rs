@@ -60,6 +60,15 @@ pub(super) fn find(device: u32, hook: TcxHook) -> io::Result<Option<Filter>> {
         .find_map(|it| ours(&it, hook)))
 }
 
+/// Ids of the programs of all filters on a hook, in the order in which they run.
+pub(super) fn programs(device: u32, hook: TcxHook) -> io::Result<Vec<u32>> {
+    let filters = filters(device, hook)?;
+    Ok(filters
+        .iter()
+        .filter_map(|it| program_id(options(it)?))
+        .collect())
+}
+
 /// Adds our filter, or replaces its program. The qdisc must be there.
 pub(super) fn put(program: BorrowedFd<'_>, device: u32, hook: TcxHook) -> io::Result<()> {
     let mut message = message(device, parent(hook))?;
@@ -162,16 +171,24 @@ fn filters(device: u32, hook: TcxHook) -> io::Result<Vec<TcMessage>> {
     Ok(answers.into_iter().filter_map(filter).collect())
 }
 
-fn ours(message: &TcMessage, hook: TcxHook) -> Option<Filter> {
-    let options = message.attributes.iter().find_map(|it| match it {
-        TcAttribute::Options(options) => Some(options),
+fn options(message: &TcMessage) -> Option<&[TcOption]> {
+    message.attributes.iter().find_map(|it| match it {
+        TcAttribute::Options(options) => Some(options.as_slice()),
         _ => None,
-    })?;
-    let is_ours = |option: &TcOption| matches!(option, TcOption::Bpf(TcFilterBpfOption::ProgName(it)) if it == name(hook));
-    let program_id = options.iter().find_map(|it| match it {
+    })
+}
+
+fn program_id(options: &[TcOption]) -> Option<u32> {
+    options.iter().find_map(|it| match it {
         TcOption::Bpf(TcFilterBpfOption::ProgId(id)) => Some(*id),
         _ => None,
-    })?;
+    })
+}
+
+fn ours(message: &TcMessage, hook: TcxHook) -> Option<Filter> {
+    let options = options(message)?;
+    let is_ours = |option: &TcOption| matches!(option, TcOption::Bpf(TcFilterBpfOption::ProgName(it)) if it == name(hook));
+    let program_id = program_id(options)?;
     options.iter().any(is_ours).then_some(Filter {
         program_id,
         handle: message.header.handle,

@@ -14,7 +14,7 @@ use aya::maps::{Array, HashMap, MapData};
 use proxy_common::{Device, DeviceSettings};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The hooks of a device: name of the program in the object, and of the pins.
@@ -47,6 +47,8 @@ pub struct DeviceHooks {
     settings: Array<MapData, [u8; size_of::<DeviceSettings>()]>,
     /// Not while other programs and maps are in force.
     in_force: bool,
+    /// What was in place at the last look: what is missing then was taken away.
+    placed: BTreeMap<u32, Device>,
     way: Way,
 }
 
@@ -62,6 +64,15 @@ struct Program {
     hook: TcxHook,
     fd: OwnedFd,
     id: u32,
+}
+
+/// What came of putting programs where they belong.
+#[derive(Debug, Default)]
+pub struct Applied {
+    /// What failed, device by device.
+    pub failures: Vec<anyhow::Error>,
+    /// What somebody had taken away, or changed, since the last time.
+    pub restored: Vec<String>,
 }
 
 /// A pin of a device's hook.
@@ -154,6 +165,7 @@ impl DeviceHooks {
             map: aya::maps::Map::HashMap(map).try_into()?,
             settings: settings::element(directory, "device_settings")?,
             in_force: false,
+            placed: BTreeMap::new(),
             way,
         })
     }
@@ -171,26 +183,33 @@ impl DeviceHooks {
     }
 
     /// Attaches to these devices and, unless more may come to light, to no other.
-    /// Can be repeated at any time. Returns what failed, device by device.
-    pub fn apply(
-        &mut self,
-        wanted: &BTreeMap<u32, Chosen>,
-        complete: bool,
-    ) -> Result<Vec<anyhow::Error>> {
-        let mut failures = Vec::new();
+    /// Can be repeated at any time.
+    pub fn apply(&mut self, wanted: &BTreeMap<u32, Chosen>, complete: bool) -> Result<Applied> {
+        let Applied {
+            mut failures,
+            mut restored,
+        } = Applied::default();
         failures.extend(self.follow_slow_path(!wanted.is_empty(), complete).err());
+        let placed = std::mem::take(&mut self.placed);
         // Before its program runs, which asks for its own device.
         for (&index, chosen) in wanted {
-            self.write(index, &chosen.device)?;
+            if self.write(index, &chosen.device)? && placed.get(&index) == Some(&chosen.device) {
+                restored.push(format!("{} in map devices", chosen.name));
+            }
         }
         if self.in_force {
             let pins = DevicePin::all(&self.pin_dir).context("listing the links")?;
             for (&index, chosen) in wanted {
                 for program in &self.programs {
-                    let outcome = self.attach(program, index, &chosen.name, &pins);
-                    failures.extend(outcome.err().map(|error| {
-                        error.context(format!("attaching {} to {}", program.name, chosen.name))
-                    }));
+                    match self.attach(program, index, &chosen.name, &pins) {
+                        Ok(true) if placed.contains_key(&index) => {
+                            restored.push(format!("{} of {}", program.name, chosen.name));
+                        }
+                        Ok(_) => {}
+                        Err(error) => failures.push(
+                            error.context(format!("attaching {} to {}", program.name, chosen.name)),
+                        ),
+                    }
                 }
             }
             let lost = pins.iter().filter(|it| !wanted.contains_key(&it.device));
@@ -199,9 +218,17 @@ impl DeviceHooks {
             }
         }
         if complete {
-            self.forget_others(wanted)?;
+            let foreign = self.forget_others(wanted)?;
+            let foreign = foreign.into_iter().filter(|it| !placed.contains_key(it));
+            if !placed.is_empty() {
+                restored.extend(foreign.map(|it| format!("device {it} in map devices")));
+            }
         }
-        Ok(failures)
+        if self.in_force && failures.is_empty() {
+            let device = |(index, chosen): (&u32, &Chosen)| (*index, chosen.device);
+            self.placed = wanted.iter().map(device).collect();
+        }
+        Ok(Applied { failures, restored })
     }
 
     /// The slow path is there as long as programs may need it, and they know it.
@@ -232,31 +259,41 @@ impl DeviceHooks {
         written.context("writing map device_settings")
     }
 
-    fn write(&mut self, index: u32, device: &Device) -> Result<()> {
+    /// Whether the map had something else.
+    fn write(&mut self, index: u32, device: &Device) -> Result<bool> {
         let bytes: [u8; size_of::<Device>()] = zerocopy::transmute!(*device);
         if self.map.get(&index, 0).is_ok_and(|it| it == bytes) {
-            return Ok(());
+            return Ok(false);
         }
         crash::point();
-        self.map
-            .insert(index, bytes, 0)
-            .context("writing map devices")
+        let written = self.map.insert(index, bytes, 0);
+        written.context("writing map devices").map(|()| true)
     }
 
-    fn forget_others(&mut self, wanted: &BTreeMap<u32, Chosen>) -> Result<()> {
+    /// Returns the indices that the map has no more.
+    fn forget_others(&mut self, wanted: &BTreeMap<u32, Chosen>) -> Result<Vec<u32>> {
         let present = self.map.keys().collect::<Result<BTreeSet<u32>, _>>();
-        for index in present.context("reading map devices")? {
-            if !wanted.contains_key(&index) {
-                crash::point();
-                self.map.remove(&index).context("writing map devices")?;
-            }
+        let mut gone: Vec<u32> = present
+            .context("reading map devices")?
+            .into_iter()
+            .collect();
+        gone.retain(|index| !wanted.contains_key(index));
+        for index in &gone {
+            crash::point();
+            self.map.remove(index).context("writing map devices")?;
         }
-        Ok(())
+        Ok(gone)
     }
 
-    /// Our program is on this hook of the device, once, afterwards; also if the
-    /// device goes meanwhile.
-    fn attach(&self, program: &Program, index: u32, name: &str, pins: &[DevicePin]) -> Result<()> {
+    /// Our program is on this hook of the device, once, afterwards, unless the
+    /// device goes meanwhile. Returns whether it was not there before.
+    fn attach(
+        &self,
+        program: &Program,
+        index: u32,
+        name: &str,
+        pins: &[DevicePin],
+    ) -> Result<bool> {
         let pin = DevicePin::new(&self.pin_dir, program.name, index, name);
         let found = pins
             .iter()
@@ -266,7 +303,7 @@ impl DeviceHooks {
                 rename(&found.path, &pin.path)?;
             }
             if self.replace(program, &pin)? {
-                return Ok(());
+                return Ok(false);
             }
         }
         let link = match self.way {
@@ -274,14 +311,14 @@ impl DeviceHooks {
             Way::Clsact => self.attach_filter(program, index),
         };
         let Some(pinned) = link? else {
-            return Ok(());
+            return Ok(false);
         };
         tracing::info!(
             hook = program.name,
             device = name,
             "the program is in place"
         );
-        self.pin(pinned.as_fd(), &pin.path)
+        pins::replace_link(pinned.as_fd(), &self.pin_dir, &pin.path).map(|()| true)
     }
 
     /// Whether our program is on the hook of the pin now, in place of another build's.
@@ -297,7 +334,7 @@ impl DeviceHooks {
                     crash::point();
                     clsact::put(program.fd.as_fd(), pin.device, program.hook)
                         .context("replacing the filter")?;
-                    self.pin(program.fd.as_fd(), &pin.path)?;
+                    pins::replace_link(program.fd.as_fd(), &self.pin_dir, &pin.path)?;
                 }
                 Ok(true)
             }
@@ -311,7 +348,7 @@ impl DeviceHooks {
             Ok(true) => {
                 let mark = qdisc_mark(&self.pin_dir, index);
                 if !mark.exists() {
-                    self.pin(program.fd.as_fd(), &mark)?;
+                    pins::replace_link(program.fd.as_fd(), &self.pin_dir, &mark)?;
                 }
             }
             Ok(false) => {}
@@ -344,14 +381,6 @@ impl DeviceHooks {
             }
         }
         pins::remove(&pin.path)
-    }
-
-    /// A rename, so that the link of a device that is gone makes room.
-    fn pin(&self, object: BorrowedFd<'_>, pin: &Path) -> Result<()> {
-        let next = pins::next_link(&self.pin_dir);
-        crash::point();
-        sys::pin(object, &next).with_context(|| format!("pinning {}", next.display()))?;
-        rename(&next, pin)
     }
 }
 

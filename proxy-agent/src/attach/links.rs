@@ -39,11 +39,8 @@ pub(super) fn load(program: &mut Program) -> Result<()> {
     Ok(())
 }
 
-/// A descriptor of a loaded program for a device.
+/// A descriptor of a loaded program.
 pub(super) fn descriptor(program: &Program) -> Result<OwnedFd> {
-    let Program::SchedClassifier(program) = program else {
-        bail!("it is no program for devices");
-    };
     Ok(program.fd()?.as_fd().try_clone_to_owned()?)
 }
 

@@ -9,18 +9,25 @@ mod devices;
 mod guard;
 pub(crate) mod layout;
 mod links;
+mod look;
 mod maps;
 mod pins;
 mod probe;
 mod settings;
+mod sockets;
 mod upgrade;
 
-pub use devices::{DEVICE_HOOKS, DeviceHooks, DevicePin, pinned_devices};
+pub use devices::{Applied, DEVICE_HOOKS, DeviceHooks, DevicePin, pinned_devices};
 pub use guard::{guard_is_up, put_up_guard, take_down_guard};
+pub use look::{HookState, look_at_hooks};
 pub use maps::{Content, MapSizes, MapSpec};
 pub use pins::upgrade_is_under_way;
 pub use probe::observed_netns_cookie;
-pub use settings::update_device_settings;
+pub use settings::{
+    ServiceRanges, pinned_device_settings, pinned_service_ranges, pinned_settings, service_ranges,
+    update_device_settings,
+};
+pub use sockets::SocketHooks;
 pub use upgrade::Upgrade;
 
 use crate::publish::bpf::BpfKernel;
@@ -75,6 +82,24 @@ pub struct AttachOptions {
     pub snat_ports: RangeInclusive<u16>,
 }
 
+/// The hook of a socket program, as the kernel numbers it.
+pub fn attach_type(program: &str) -> Option<u32> {
+    // include/uapi/linux/bpf.h, enum bpf_attach_type
+    Some(match program {
+        "sock_ops" => 3,
+        "connect4" => 10,
+        "connect6" => 11,
+        "sendmsg4" => 14,
+        "sendmsg6" => 15,
+        "recvmsg4" => 19,
+        "recvmsg6" => 20,
+        "getpeername4" => 29,
+        "getpeername6" => 30,
+        "sock_release" => 34,
+        _ => return None,
+    })
+}
+
 /// Where the link of a program is pinned.
 pub fn link_path(pin_dir: &Path, program: &str) -> PathBuf {
     pins::links(pin_dir).join(program)
@@ -86,6 +111,8 @@ pub struct Attached {
     pub kernel: BpfKernel,
     /// The programs on devices, which are nowhere yet but where others were.
     pub devices: DeviceHooks,
+    /// The socket programs, once they are in force.
+    pub sockets: Option<SocketHooks>,
     /// The change-over to them, if other programs and maps are still in force.
     pub upgrade: Option<Upgrade>,
     /// The pin directory is ours while this lives.
@@ -117,15 +144,17 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
         return Ok(Attached {
             kernel,
             devices,
+            sockets: None,
             upgrade: Some(upgrade),
             lock,
         });
     }
     let (mut programs, mut devices) = Programs::load(options, &specs, &options.pin_dir, cgroup)?;
-    programs.put_in_place(options, &mut devices)?;
+    let sockets = programs.put_in_place(options, &mut devices)?;
     Ok(Attached {
         kernel: BpfKernel::open(&options.pin_dir)?,
         devices,
+        sockets: Some(sockets),
         upgrade: None,
         lock,
     })
@@ -169,7 +198,11 @@ impl Programs {
     /// Puts every program on its hook, in place of another build's, and checks
     /// that they run. What reads a socket's memory comes before what writes it,
     /// so that no socket is written down where its reader does not look.
-    fn put_in_place(&mut self, options: &AttachOptions, devices: &mut DeviceHooks) -> Result<()> {
+    fn put_in_place(
+        &mut self,
+        options: &AttachOptions,
+        devices: &mut DeviceHooks,
+    ) -> Result<SocketHooks> {
         let pin_dir = &options.pin_dir;
         let mut new_links = Vec::new();
         for name in PROGRAMS.into_iter().rev() {
@@ -193,7 +226,7 @@ impl Programs {
         }
         links::remove_others(pin_dir, &PROGRAMS)?;
         tracing::info!(cgroup = %options.cgroup_root.display(), pins = %options.pin_dir.display(), host_netns_cookie = cookie, "socket programs are in place");
-        Ok(())
+        SocketHooks::new(options, &mut self.object, &self.cgroup)
     }
 }
 

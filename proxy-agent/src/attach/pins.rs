@@ -13,10 +13,11 @@
 //! ([`settle`]), and needs to know nothing of the maps for it. Programs hold
 //! their maps themselves: which pins there are does not matter to them.
 
-use crate::crash;
+use crate::{crash, sys};
 use anyhow::{Context, Result};
 use std::fs;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
 /// A new set of maps while it is filled.
@@ -113,6 +114,16 @@ pub(super) fn discard(directory: &Path) -> Result<()> {
             .with_context(|| format!("removing {}", directory.display()))?;
     }
     Ok(())
+}
+
+/// Pins a link, or what stands for it, in place of whatever is pinned there: by
+/// a rename, so that a crash leaves one of them.
+pub(super) fn replace_link(object: BorrowedFd<'_>, pin_dir: &Path, pin: &Path) -> Result<()> {
+    let next = next_link(pin_dir);
+    crash::point();
+    sys::pin(object, &next).with_context(|| format!("pinning {}", next.display()))?;
+    crash::point();
+    rename(&next, pin)
 }
 
 /// Removes one pin.

@@ -26,35 +26,68 @@ pub(super) fn configure(pin_dir: &Path, options: &AttachOptions, instance: u32) 
         settings.snat_last_port = *options.snat_ports.end();
         settings.take_over = take_over::may_begin().into();
     })?;
-    let map =
-        MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;
-    let mut map: LpmTrie<_, [u8; size_of::<Address>()], u32> =
-        aya::maps::Map::LpmTrie(map).try_into()?;
-    let entry = |ip: IpAddr, length, value: u32| {
-        (
-            (mapped_prefix_length(ip, length), Address::from(ip).bytes),
-            value,
-        )
-    };
-    let ranges = options.service_cidrs.iter();
-    let ranges = ranges.map(|cidr| entry(cidr.network(), cidr.prefix_len(), REFUSE));
-    let alone = options.left_alone.iter();
-    let alone = alone.map(|&ip| entry(ip, if ip.is_ipv4() { 32 } else { 128 }, LEAVE_ALONE));
-    let wanted: BTreeMap<(u32, [u8; 16]), u32> = ranges.chain(alone).collect();
+    let wanted = service_ranges(options);
+    let mut map = range_map(pin_dir)?;
     let present = map
         .keys()
         .collect::<Result<Vec<_>, _>>()
         .context("reading map service_cidrs")?;
     for ((prefix, address), value) in &wanted {
-        map.insert(&Key::new(*prefix, *address), value, 0)
+        map.insert(&Key::new(*prefix, address.bytes), value, 0)
             .context("writing map service_cidrs")?;
     }
     for key in present {
-        if !wanted.contains_key(&(key.prefix_len(), key.data())) {
+        let address = Address { bytes: key.data() };
+        if !wanted.contains_key(&(key.prefix_len(), address)) {
             map.remove(&key).context("writing map service_cidrs")?;
         }
     }
     Ok(())
+}
+
+/// Map `service_cidrs`: prefix length and address → whether the programs refuse
+/// connections there (1), or leave them alone (0).
+pub type ServiceRanges = BTreeMap<(u32, Address), u32>;
+
+/// What map `service_cidrs` shall have.
+pub fn service_ranges(options: &AttachOptions) -> ServiceRanges {
+    let entry = |ip: IpAddr, length, value: u32| {
+        let key = (mapped_prefix_length(ip, length), Address::from(ip));
+        (key, value)
+    };
+    let ranges = options.service_cidrs.iter();
+    let ranges = ranges.map(|cidr| entry(cidr.network(), cidr.prefix_len(), REFUSE));
+    let alone = options.left_alone.iter();
+    let alone = alone.map(|&ip| entry(ip, if ip.is_ipv4() { 32 } else { 128 }, LEAVE_ALONE));
+    ranges.chain(alone).collect()
+}
+
+/// What map `service_cidrs` has.
+pub fn pinned_service_ranges(pin_dir: &Path) -> Result<ServiceRanges> {
+    range_map(pin_dir)?
+        .iter()
+        .map(|element| {
+            let (key, value) = element.context("reading map service_cidrs")?;
+            let address = Address { bytes: key.data() };
+            Ok(((key.prefix_len(), address), value))
+        })
+        .collect()
+}
+
+fn range_map(pin_dir: &Path) -> Result<LpmTrie<MapData, [u8; size_of::<Address>()], u32>> {
+    let map =
+        MapData::from_pin(pin_dir.join("service_cidrs")).context("opening map service_cidrs")?;
+    Ok(aya::maps::Map::LpmTrie(map).try_into()?)
+}
+
+/// The one element of map `settings`; changes nothing.
+pub fn pinned_settings(pin_dir: &Path) -> Result<Settings> {
+    read(pin_dir)
+}
+
+/// The one element of map `device_settings`; changes nothing.
+pub fn pinned_device_settings(pin_dir: &Path) -> Result<DeviceSettings> {
+    update_device_settings(pin_dir, |_| {})
 }
 
 fn layout_map(pin_dir: &Path) -> Result<Array<MapData, [u8; size_of::<Layout>()]>> {

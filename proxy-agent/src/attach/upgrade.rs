@@ -10,7 +10,7 @@
 //! what sockets know of their own translation.
 
 use super::layout::Pinned;
-use super::{AttachOptions, DeviceHooks, MapSpec, Programs, pins, settings};
+use super::{AttachOptions, DeviceHooks, MapSpec, Programs, SocketHooks, pins, settings};
 use crate::publish::bpf::BpfKernel;
 use crate::publish::migrate;
 use crate::sys;
@@ -125,7 +125,11 @@ impl Upgrade {
     }
 
     /// Changes over to the new programs and maps, whose content is complete.
-    pub fn finish(mut self, kernel: &mut BpfKernel, devices: &mut DeviceHooks) -> Result<()> {
+    pub fn finish(
+        mut self,
+        kernel: &mut BpfKernel,
+        devices: &mut DeviceHooks,
+    ) -> Result<SocketHooks> {
         let pin_dir = &self.options.pin_dir;
         if let Some(old) = &self.old {
             kernel.copy_stats(old).context("taking over the counters")?;
@@ -137,12 +141,12 @@ impl Upgrade {
             }
         }
         pins::make_ready(pin_dir)?;
-        self.programs.put_in_place(&self.options, devices)?;
+        let sockets = self.programs.put_in_place(&self.options, devices)?;
         if let Some(old) = &self.old {
             kernel.take_over_open(old);
         }
         kernel.moved_to(pin_dir);
-        Ok(())
+        Ok(sockets)
     }
 
     /// The agent ends before the new maps are complete: the old ones stay.

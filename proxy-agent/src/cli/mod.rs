@@ -5,6 +5,7 @@ mod flows;
 mod services;
 mod status;
 mod tables;
+mod verify;
 
 use crate::agent;
 use crate::config::{LogFormat, Options, PIN_DIR};
@@ -12,6 +13,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// Services for Kubernetes nodes, in eBPF.
@@ -34,8 +36,8 @@ enum Command {
     Flows(flows::FlowsOptions),
     /// Show the tables of a service port: sizes, shares, and what a change would move
     Tables(tables::Tables),
-    /// Show hooks, devices, flows, maps and drops, from the kernel
-    Status(Inspect),
+    /// Show hooks, devices, flows, maps and drops, from the kernel; or compare it with the API
+    Status(Box<StatusOptions>),
 }
 
 /// Options of the commands that read the maps.
@@ -49,6 +51,20 @@ struct Inspect {
     output: Output,
 }
 
+/// Options of `fairlead status`.
+#[derive(Args, Debug)]
+struct StatusOptions {
+    /// Compare the pinned maps, the hooks and the devices with what the API says, and change
+    /// nothing: exit code 1 if they differ, 2 if that cannot be told. Takes the agent's options
+    #[arg(long)]
+    verify: bool,
+    /// Form of the output
+    #[arg(long, short, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten, next_help_heading = "The agent's options, for --verify")]
+    agent: Options,
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Output {
     Table,
@@ -56,9 +72,17 @@ enum Output {
 }
 
 impl Cli {
-    /// Runs the command.
-    pub fn run(self) -> Result<()> {
+    /// Runs the command; says with which code to exit.
+    pub fn run(self) -> Result<ExitCode> {
         match self.command {
+            Command::Status(options) if options.verify => return Ok(verify::run(*options)),
+            Command::Status(options) => {
+                let agent = options.agent.merged()?;
+                status::run(&Inspect {
+                    pin_dir: agent.pin_dir.unwrap_or_else(|| PIN_DIR.into()),
+                    output: options.output,
+                })
+            }
             Command::Agent(options) => {
                 let options = options.merged()?;
                 start_log(
@@ -74,8 +98,8 @@ impl Cli {
             Command::Backends(inspect) => backends::run(&inspect),
             Command::Flows(options) => flows::run(&options),
             Command::Tables(tables) => tables::run(&tables),
-            Command::Status(inspect) => status::run(&inspect),
         }
+        .map(|()| ExitCode::SUCCESS)
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod options;
 mod snat;
+mod source;
 
 pub use options::{LogFormat, Options};
 

@@ -73,6 +73,11 @@ pub(crate) fn put_up() -> Result<u32> {
     Ok(near.index)
 }
 
+/// Index of the near end of the pair; `None` if that is not whole.
+pub(crate) fn near_end() -> Result<Option<u32>> {
+    Ok(pair()?.map(|[near, _]| near.index))
+}
+
 /// Removes the pair, if it is there.
 pub(crate) fn remove() -> Result<()> {
     for name in DEVICES {

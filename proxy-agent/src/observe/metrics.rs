@@ -92,6 +92,7 @@ pub struct Metrics {
     events: Family<Outcome, Counter>,
     map_entries: Family<Map, Gauge>,
     contested: Gauge,
+    restored: Counter,
     sockets_destroyed: Counter,
     sockets_left: Counter,
     flows: Family<FlowLabels, Gauge>,
@@ -125,6 +126,7 @@ impl Metrics {
             events: Family::default(),
             map_entries: Family::default(),
             contested: Gauge::default(),
+            restored: Counter::default(),
             sockets_destroyed: Counter::default(),
             sockets_left: Counter::default(),
             flows: Family::default(),
@@ -230,6 +232,11 @@ impl Metrics {
             self.map_entries.clone(),
         );
         registry.register(
+            "fairlead_restored",
+            "Programs on hooks, and elements of map devices, that somebody took away or changed and the agent put back",
+            self.restored.clone(),
+        );
+        registry.register(
             "fairlead_udp_sockets_destroyed",
             "Connected UDP sockets that were ended since their backend was gone",
             self.sockets_destroyed.clone(),
@@ -315,6 +322,11 @@ impl Metrics {
         if complete {
             self.last_sync.set(now_s());
         }
+    }
+
+    /// So many programs or elements were put back.
+    pub fn restored(&self, count: usize) {
+        self.restored.inc_by(count as u64);
     }
 
     /// Sockets of health check node ports.

@@ -28,7 +28,7 @@ mod port;
 mod restore;
 mod shared;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use error::PublishError;
 pub use kernel::{AddressSet, Grace, Kernel, KernelError};

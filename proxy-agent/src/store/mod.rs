@@ -12,7 +12,7 @@ mod listing;
 mod opt_outs;
 mod slices;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::model::{EndpointSlice, Kind, Node, ObjectName, Service};
 use crate::resolve::NodeView;
@@ -130,6 +130,11 @@ impl Store {
     /// Whether any Service has source ranges.
     pub fn has_source_ranges(&self) -> bool {
         !self.with_source_ranges.is_empty()
+    }
+
+    /// Names of all Services, ours or not.
+    pub fn service_names(&self) -> impl Iterator<Item = &ObjectName> {
+        self.services.keys()
     }
 
     /// A Service, ours or not, and its slices in order of their names.

@@ -11,11 +11,11 @@ fn ip(text: &str) -> IpAddr {
     text.parse().expect("address")
 }
 
-pub(super) fn name(name: &str) -> ObjectName {
+pub(crate) fn name(name: &str) -> ObjectName {
     ObjectName::new("shop", name)
 }
 
-pub(super) fn service(service: &str, cluster_ip: &str) -> Object {
+pub(crate) fn service(service: &str, cluster_ip: &str) -> Object {
     Object::Service(Service {
         source_ranges: Box::default(),
         name: name(service),
@@ -44,7 +44,7 @@ pub(super) fn service(service: &str, cluster_ip: &str) -> Object {
 }
 
 /// A slice with ready endpoints of these addresses, hinted for a zone.
-pub(super) fn slice(
+pub(crate) fn slice(
     slice: &str,
     service: Option<&str>,
     addresses: &[&str],
@@ -83,7 +83,7 @@ pub(super) fn slice(
     })
 }
 
-pub(super) fn node(name: &str, zone: Option<&str>) -> Object {
+pub(crate) fn node(name: &str, zone: Option<&str>) -> Object {
     Object::Node(Node {
         name: ObjectName::new("", name),
         zone: zone.map(Arc::from),
@@ -92,7 +92,7 @@ pub(super) fn node(name: &str, zone: Option<&str>) -> Object {
     })
 }
 
-pub(super) fn store(objects: impl IntoIterator<Item = Object>) -> Store {
+pub(crate) fn store(objects: impl IntoIterator<Item = Object>) -> Store {
     let mut store = Store::new("n1".into());
     for object in objects {
         store.apply(Event::Apply(object));

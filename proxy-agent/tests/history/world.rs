@@ -10,6 +10,7 @@ use proxy_agent::publish::{Change, Failures, Publisher};
 use proxy_agent::resolve::{ResolveOptions, resolve};
 use proxy_agent::source::{Event, Object};
 use proxy_agent::store::Store;
+use proxy_agent::verify::{Wanted, compare};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -136,12 +137,7 @@ impl Agent {
     }
 
     fn resolve(&self, name: ObjectName) -> Change {
-        let options = ResolveOptions {
-            health_check_node_ports: true,
-            service_proxy_name: Some(OUR_PROXY.into()),
-            external_ips: true,
-            skip: vec![format!("{LEFT_ALONE}:53").parse().unwrap()],
-        };
+        let options = options();
         let store = &self.store;
         let Some((service, slices)) = store.view(&name) else {
             return (name, None);
@@ -149,6 +145,15 @@ impl Agent {
         let is_cluster_ip = |ip| store.is_cluster_ip(ip);
         let (resolved, _) = resolve(service, slices, store.node(), is_cluster_ip, &options);
         (name, Some(resolved))
+    }
+}
+
+fn options() -> ResolveOptions {
+    ResolveOptions {
+        health_check_node_ports: true,
+        service_proxy_name: Some(OUR_PROXY.into()),
+        external_ips: true,
+        skip: vec![format!("{LEFT_ALONE}:53").parse().unwrap()],
     }
 }
 
@@ -190,7 +195,12 @@ impl<'p> World<'p> {
         }));
         self.kernel.crash_in(None);
         let failures = match outcome {
-            Ok(failures) => failures,
+            Ok(failures) => {
+                if step.free && failures.is_empty() {
+                    self.verify()?;
+                }
+                failures
+            }
             Err(panic) if panic.is::<Died>() => {
                 self.sound("in a publish that was broken off")?;
                 let model = Model::of(&self.known, &self.node_addresses);
@@ -209,6 +219,19 @@ impl<'p> World<'p> {
             &self.node_addresses,
             &failures,
         )
+    }
+
+    /// `fairlead status --verify` finds nothing to complain of.
+    fn verify(&self) -> Result<(), String> {
+        if !self.agent.store.complete() {
+            return Ok(());
+        }
+        let wanted = Wanted::of(&self.agent.store, &options());
+        let differences = compare(&wanted, &self.kernel).map_err(|error| error.to_string())?;
+        match differences.first() {
+            Some(first) => Err(format!("verify: {first}")),
+            None => Ok(()),
+        }
     }
 
     /// What the fake kernel found at single writes.
@@ -331,6 +354,9 @@ impl<'p> World<'p> {
             && 2 * demand[2] < room.backends;
         if fits && !failures.is_empty() {
             return Err(format!("there is room for {demand:?}, but {failures:?}"));
+        }
+        if failures.is_empty() {
+            self.verify()?;
         }
         self.comparison.after_step(
             &self.kernel.0.borrow(),

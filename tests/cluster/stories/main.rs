@@ -16,4 +16,5 @@ mod outages;
 mod services;
 mod slices;
 mod space;
+mod verify;
 mod world;

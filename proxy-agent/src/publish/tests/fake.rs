@@ -13,15 +13,15 @@ use zerocopy::FromZeros;
 
 /// What the kernel holds; it outlives the publisher, as pinned maps do.
 #[derive(Default)]
-pub(super) struct Maps {
-    backends: Vec<Backend>,
-    chunks: Vec<Vec<TableLine>>,
-    pub(super) frontends: BTreeMap<FrontendKey, Frontend>,
-    pub(super) services: BTreeMap<ServiceId, ServiceRecord>,
-    pub(super) source_ranges: BTreeSet<(u32, SourceRange)>,
-    pub(super) vips: BTreeSet<Address>,
+pub(crate) struct Maps {
+    pub(crate) backends: Vec<Backend>,
+    pub(crate) chunks: Vec<Vec<TableLine>>,
+    pub(crate) frontends: BTreeMap<FrontendKey, Frontend>,
+    pub(crate) services: BTreeMap<ServiceId, ServiceRecord>,
+    pub(crate) source_ranges: BTreeSet<(u32, SourceRange)>,
+    pub(crate) vips: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
-    device_settings: DeviceSettings,
+    pub(crate) device_settings: DeviceSettings,
     /// Every frontend value that a program may still work with: all that were
     /// in force since the last wait for readers.
     readable: Vec<Readable>,
@@ -42,10 +42,10 @@ pub(super) struct Died;
 
 /// The publisher's handle.
 #[derive(Clone)]
-pub(super) struct Fake(pub(super) Rc<RefCell<Maps>>);
+pub(crate) struct Fake(pub(crate) Rc<RefCell<Maps>>);
 
 impl Fake {
-    pub(super) fn new(backends: usize, frontends_max: usize) -> Self {
+    pub(crate) fn new(backends: usize, frontends_max: usize) -> Self {
         let maps = Maps {
             backends: vec![Backend::new_zeroed(); backends],
             frontends_max,

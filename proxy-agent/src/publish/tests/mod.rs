@@ -1,6 +1,6 @@
 //! The publisher against a kernel that checks itself at every write.
 
-mod fake;
+pub(crate) mod fake;
 mod histories;
 mod migration;
 mod outside;
