@@ -88,7 +88,7 @@ pub struct Options {
     /// Form of the log [default: text]
     #[arg(long, value_enum)]
     pub log_format: Option<LogFormat>,
-    /// Room in map frontends, 136 bytes each, two for each address and port [default: 262144]
+    /// Room in map frontends, 144 bytes each, two for each address and port [default: 262144]
     #[arg(long, value_name = "N")]
     pub frontends_max: Option<u32>,
     /// Room in map backends, 32 bytes each [default: 262144]
