@@ -8,6 +8,7 @@
 mod devices;
 mod health_checks;
 mod hooks;
+mod nodes;
 mod opt_outs;
 mod report;
 mod retry;
@@ -101,8 +102,8 @@ pub async fn run(config: Config) -> Result<()> {
         health_checks: HealthChecks::new(health.clone()),
         health,
         pruned: false,
-        reseeded: false,
-        devices: Devices::new(config.uplinks.clone(), attached.devices),
+        all_due: false,
+        devices: Devices::new(config.devices.clone(), attached.devices),
         hooks: attached.sockets.map(Hooks::new),
         flows: None,
         take_over: TakeOver::default(),
@@ -119,6 +120,7 @@ pub async fn run(config: Config) -> Result<()> {
         reported: BTreeMap::new(),
         contests: BTreeSet::new(),
         object_events,
+        nodes_failed: BTreeSet::new(),
         local_addresses: None,
         serving: None,
         started: Timestamp::now(),
@@ -156,8 +158,8 @@ struct Agent {
     health_checks: HealthChecks,
     /// Whether what no Service asks for was removed since the start.
     pruned: bool,
-    /// Whether every Maglev table must be made anew.
-    reseeded: bool,
+    /// Whether every Service must be published anew.
+    all_due: bool,
     devices: Devices,
     /// Once our socket programs are in force.
     hooks: Option<Hooks>,
@@ -188,6 +190,8 @@ struct Agent {
     contests: BTreeSet<Contest>,
     /// To whom Events on objects are given; nobody while they come from manifests.
     object_events: Option<mpsc::Sender<Warning>>,
+    /// Nodes that are not published as they should be, told once.
+    nodes_failed: BTreeSet<Arc<str>>,
     /// `None` until they have been read.
     local_addresses: Option<Vec<IpAddr>>,
     /// Addresses that serve NodePorts, as last published.
@@ -261,7 +265,7 @@ impl Agent {
             self.publisher
                 .set_seed(seed)
                 .context("telling the programs the seed of Maglev tables")?;
-            self.reseeded = true;
+            self.all_due = true;
         }
         Ok(())
     }
@@ -303,9 +307,10 @@ impl Agent {
         }
         self.health.pending();
         self.follow_opt_outs();
+        self.publish_nodes();
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
         dirty.extend(self.retry.take_due(tokio::time::Instant::now()));
-        if std::mem::take(&mut self.reseeded) || !self.pruned {
+        if std::mem::take(&mut self.all_due) || !self.pruned {
             dirty.extend(self.publisher.known_services().cloned());
         }
         if !dirty.is_empty() || !self.pruned {

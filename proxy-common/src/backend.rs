@@ -1,6 +1,6 @@
 //! Map `backends`: the endpoints of service ports.
 
-use crate::{Address, EndpointSet, ServiceId};
+use crate::{Address, EndpointSet, NodeId, ServiceId};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Index into `backends`; 0 is no backend.
@@ -32,6 +32,8 @@ pub struct Backend {
     /// Its share of new connections beside the other endpoints' weights. With 0 it
     /// gets none, unless nobody in the set has more.
     pub weight: u32,
+    /// The endpoint's node; 0 if it is on none of the cluster.
+    pub node: NodeId,
 }
 
 impl Backend {
@@ -61,4 +63,4 @@ impl Backend {
 }
 
 const _: () =
-    assert!(size_of::<Backend>() == 32 + if cfg!(feature = "other-layout") { 4 } else { 0 });
+    assert!(size_of::<Backend>() == 36 + if cfg!(feature = "other-layout") { 4 } else { 0 });

@@ -9,11 +9,12 @@ use crate::{
     Frontend, FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 
-/// What a look-up in `frontends` found.
+/// What a look-up in `frontends` found. The element is no part of it: where there is
+/// none, its place would be uninitialised stack, as in [`BackendRef::NONE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrontendLookup {
-    /// A consistent copy of the element.
-    Found(Frontend),
+    /// The element, of which there is a consistent copy.
+    Found,
     /// No such frontend.
     Missing,
     /// The element changed while it was read, twice.
@@ -22,8 +23,8 @@ pub enum FrontendLookup {
 
 /// The look-ups that a decision needs.
 pub trait Maps {
-    /// Map `frontends`.
-    fn frontend(&self, key: &FrontendKey) -> FrontendLookup;
+    /// Map `frontends`; copies the element that is found.
+    fn frontend(&self, key: &FrontendKey, copy: &mut Frontend) -> FrontendLookup;
     /// Map `node_addresses`: whether NodePorts are served on this address.
     fn is_node_address(&self, address: &Address) -> bool;
     /// Map `vips`: whether a Service has this ClusterIP.
@@ -145,11 +146,12 @@ pub struct Refusal {
 /// it while it serves.
 #[inline(always)]
 pub fn decide(maps: &impl Maps, request: &Request, kept: BackendRef) -> Decision {
-    let frontend = match find_frontend(maps, request) {
-        Ok(Some(frontend)) => frontend,
-        Ok(None) => return Decision::NotOurs,
+    let mut frontend = Frontend::NONE;
+    match find_frontend(maps, request, &mut frontend) {
+        Ok(true) => {}
+        Ok(false) => return Decision::NotOurs,
         Err(reason) => return Decision::Refuse(Refusal { reason, service: 0 }),
-    };
+    }
     match decide_at(maps, &frontend, kept) {
         Ok(target) => Decision::Forward(target),
         Err(refusal) => Decision::Refuse(refusal),
@@ -171,7 +173,7 @@ pub fn decide_at(
         })
 }
 
-/// The frontend of a request; `None` if no service owns the destination.
+/// Finds the frontend of a request; `false` if no service owns the destination.
 ///
 /// An exact entry goes first: a Service may claim a node's address as an
 /// externalIP. What is left of a ClusterIP is refused. Then NodePorts, on
@@ -179,14 +181,18 @@ pub fn decide_at(
 /// unassigned address of the service CIDRs is refused, as kube-proxy's nftables mode does
 /// (pkg/proxy/nftables/proxier.go, chain `cluster-ips-check`).
 #[inline(always)]
-pub fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Frontend>, DropReason> {
+pub fn find_frontend(
+    maps: &impl Maps,
+    request: &Request,
+    frontend: &mut Frontend,
+) -> Result<bool, DropReason> {
     let address = &request.destination;
     // To the kernel, the unspecified address is this host's loopback; in the map
     // it is the NodePorts' key, which nobody may ask for by itself.
     let is_own = address.is_loopback() || address.same(address.wildcard());
     if !is_own {
-        if let Some(exact) = stable(maps.frontend(&request.key()))? {
-            return Ok(Some(exact));
+        if is_found(maps.frontend(&request.key(), frontend))? {
+            return Ok(true);
         }
         // Also where something has put the address on an interface.
         if maps.is_cluster_ip(address) {
@@ -199,19 +205,20 @@ pub fn find_frontend(maps: &impl Maps, request: &Request) -> Result<Option<Front
         maps.is_node_address(address)
     };
     if has_node_ports {
-        return stable(maps.frontend(&request.key_at(address.wildcard())));
+        let key = request.key_at(address.wildcard());
+        return is_found(maps.frontend(&key, frontend));
     }
     if maps.in_service_cidr(address) {
         return Err(DropReason::UnassignedAddress);
     }
-    Ok(None)
+    Ok(false)
 }
 
 #[inline(always)]
-fn stable(lookup: FrontendLookup) -> Result<Option<Frontend>, DropReason> {
+fn is_found(lookup: FrontendLookup) -> Result<bool, DropReason> {
     match lookup {
-        FrontendLookup::Found(frontend) => Ok(Some(frontend)),
-        FrontendLookup::Missing => Ok(None),
+        FrontendLookup::Found => Ok(true),
+        FrontendLookup::Missing => Ok(false),
         FrontendLookup::Unstable => Err(DropReason::FrontendUnstable),
     }
 }

@@ -1,13 +1,13 @@
 //! Map `devices`: the network devices of this node that the packet path uses.
 
-use crate::Address;
+use crate::{Address, NodeAddresses};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Value of `devices`; the key is the device's index.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Device {
-    /// Bits `UPLINK`, `RETURN`.
+    /// Bits `UPLINK`, `RETURN`, `PODS`.
     pub role: u32,
     /// Bytes of a link header before the IP header: 14 (Ethernet) or 0.
     pub header_bytes: u32,
@@ -27,6 +27,9 @@ impl Device {
     pub const UPLINK: u32 = 1;
     /// Bit of `role`: routes to remote backends use it.
     pub const RETURN: u32 = 2;
+    /// Bit of `role`: clients of this node are behind it whose sockets the programs
+    /// for sockets do not see: guests, sandboxes, containers of another engine.
+    pub const PODS: u32 = 4;
 }
 
 /// The one element of `device_settings`.
@@ -43,9 +46,13 @@ pub struct DeviceSettings {
     pub snat_last_port: u16,
     /// 1 while conntrack may own connections whose flow is not ours: they pass.
     pub take_over: u32,
+    /// UDP port by which Nodes hand each other packets for DSR; 0 if they do not.
+    pub dsr_port: u32,
     /// Index of the device by which packets go to the stack that are too large for
     /// their way and may be fragmented; 0 if there is none.
     pub slow_path: u32,
+    /// This Node's own addresses, from which it hands packets to others.
+    pub node: NodeAddresses,
 }
 
 impl DeviceSettings {
@@ -54,4 +61,4 @@ impl DeviceSettings {
 }
 
 const _: () = assert!(size_of::<Device>() == 48);
-const _: () = assert!(size_of::<DeviceSettings>() == 16);
+const _: () = assert!(size_of::<DeviceSettings>() == 52);

@@ -30,7 +30,7 @@ pub struct FlowKey {
 pub struct Flow {
     /// [`FlowKey::tag`] of the element's key.
     pub tag: u32,
-    /// Bits `REPLY`, `SNAT`.
+    /// Bits `REPLY`, `SNAT`, `DSR`, `TUNNELLED`.
     pub kind: u8,
     /// Bits `FIN`, `RST`, `ANSWERED`.
     pub state: u8,
@@ -116,6 +116,13 @@ impl Flow {
     pub const REPLY: u8 = 1;
     /// Bit of `kind`: the backend is on another node and sees an address of ours.
     pub const SNAT: u8 = 2;
+    /// Bit of `kind`: the backend is on another node, which gets the packets as they
+    /// are, in a tunnel, and answers the client itself. `source` is that Node's
+    /// address; there is no other half.
+    pub const DSR: u8 = 4;
+    /// Bit of `kind`: the packets came by such a tunnel. Replies leave as the stack
+    /// routes them.
+    pub const TUNNELLED: u8 = 8;
     /// Bit of `state`: this direction has sent a FIN.
     pub const FIN: u8 = 1;
     /// Bit of `state`: the last packet of this direction was a RST.
@@ -142,7 +149,19 @@ impl Flow {
         self.kind & Self::REPLY != 0
     }
 
-    /// Whether the backend is on another node.
+    /// Whether another node answers the client.
+    #[inline(always)]
+    pub fn is_dsr(&self) -> bool {
+        self.kind & Self::DSR != 0
+    }
+
+    /// Whether another node has handed us the packets.
+    #[inline(always)]
+    pub fn is_tunnelled(&self) -> bool {
+        self.kind & Self::TUNNELLED != 0
+    }
+
+    /// Whether the backend is on another node, and answers through this one.
     #[inline(always)]
     pub fn is_snat(&self) -> bool {
         self.kind & Self::SNAT != 0

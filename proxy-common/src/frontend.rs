@@ -203,6 +203,42 @@ impl Algorithm {
     }
 }
 
+/// How packets from outside get to a backend on another node.
+#[repr(u8)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    TryFromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+)]
+pub enum Forwarding {
+    /// With an address of this node as their source: answers come back here.
+    #[default]
+    Snat = 0,
+    /// As they are, in a tunnel to the backend's node, which answers the client by
+    /// itself (direct server return). By SNAT if that node is not known.
+    Dsr = 1,
+}
+
+impl Forwarding {
+    /// The name that options and annotations use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Snat => "snat",
+            Self::Dsr => "dsr",
+        }
+    }
+}
+
 /// Key of `frontends`.
 #[repr(C)]
 #[derive(
@@ -251,7 +287,8 @@ impl FrontendKey {
 ///    "value": { "key": { … }, "generation": 7, "service": 3,
 ///               "table": { "chunk": 0, "first_line": 12, "length": 2 },
 ///               "affinity_timeout_s": 0, "kind": "ClusterIp", "set": "Cluster",
-///               "elsewhere": 0, "source_filter": "Anyone", "algorithm": "Maglev" } }]
+///               "elsewhere": 0, "source_filter": "Anyone", "algorithm": "Maglev",
+///               "forwarding": "Snat" } }]
 /// ```
 ///
 /// The key is repeated and a generation added since the kernel may recycle a
@@ -284,8 +321,39 @@ pub struct Frontend {
     pub source_filter: SourceFilter,
     /// How one of `table` is picked.
     pub algorithm: Algorithm,
+    /// How packets from outside get to a backend on another node.
+    pub forwarding: Forwarding,
     /// Always 0.
-    pub _reserved: [u8; 3],
+    pub _reserved: [u8; 2],
+}
+
+impl Frontend {
+    /// No frontend, where one is to be copied to.
+    pub const NONE: Self = Self {
+        key: FrontendKey {
+            address: Address::ANY_V6,
+            port: 0,
+            protocol: Protocol::Tcp,
+            scope: Scope::Internal,
+        },
+        generation: 0,
+        #[cfg(feature = "other-layout")]
+        other: 0,
+        service: 0,
+        table: TableRef {
+            chunk: 0,
+            first_line: 0,
+            length: 0,
+        },
+        affinity_timeout_s: 0,
+        kind: FrontendKind::ClusterIp,
+        set: EndpointSet::Cluster,
+        elsewhere: 0,
+        source_filter: SourceFilter::Anyone,
+        algorithm: Algorithm::Maglev,
+        forwarding: Forwarding::Snat,
+        _reserved: [0; 2],
+    };
 }
 
 const _: () = assert!(size_of::<FrontendKey>() == 20);

@@ -23,6 +23,7 @@ mod fragment;
 mod frontend;
 mod layout;
 pub mod limits;
+mod node;
 mod reason;
 mod service;
 mod settings;
@@ -39,9 +40,11 @@ pub use device::{Device, DeviceSettings};
 pub use flow::{Flow, FlowKey};
 pub use fragment::{FragmentKey, FragmentPorts};
 pub use frontend::{
-    Algorithm, EndpointSet, Frontend, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
+    Algorithm, EndpointSet, Forwarding, Frontend, FrontendKey, FrontendKind, Protocol, Scope,
+    SourceFilter,
 };
 pub use layout::{LAYOUT_VERSION, Layout, SOCKET_LAYOUT_VERSION};
+pub use node::{LocalBackendKey, NodeAddresses, NodeId, PathMtu};
 pub use reason::DropReason;
 pub use service::{ServiceId, ServiceRecord};
 pub use settings::Settings;

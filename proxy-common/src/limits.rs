@@ -51,6 +51,15 @@ pub const FLOWS_MAX: u32 = 1_048_576;
 /// `flows_new`: half-open and one-way connections, two elements each (about 11 MiB).
 pub const FLOWS_NEW_MAX: u32 = 65_536;
 
+/// Nodes of the cluster (Kubernetes supports 5,000), and their addresses.
+pub const NODES_MAX: u32 = 16_384;
+
+/// Backends on this node, of all its service ports.
+pub const LOCAL_BACKENDS_MAX: u32 = 16_384;
+
+/// Ways to other Nodes that take less than their first device.
+pub const PATH_MTUS_MAX: u32 = 16_384;
+
 /// Devices of this node in the packet path.
 pub const DEVICES_MAX: u32 = 1_024;
 

@@ -49,11 +49,15 @@ pub enum DropReason {
     /// The client's address and port already have a connection with that backend
     /// through another frontend.
     TupleTaken = 18,
+    /// A packet in a tunnel of ours whose sender is no Node.
+    TunnelFromStranger = 19,
+    /// A packet in a tunnel of ours for a backend that this node does not have.
+    TunnelToStranger = 20,
 }
 
 impl DropReason {
     /// Number of reasons.
-    pub const COUNT: u32 = 19;
+    pub const COUNT: u32 = 21;
 
     /// Every reason, in the order of their numbers.
     pub const ALL: [Self; Self::COUNT as usize] = [
@@ -76,6 +80,8 @@ impl DropReason {
         Self::FragmentUnknown,
         Self::RewriteFailed,
         Self::TupleTaken,
+        Self::TunnelFromStranger,
+        Self::TunnelToStranger,
     ];
 
     /// The metric label.
@@ -100,6 +106,8 @@ impl DropReason {
             Self::FragmentUnknown => "fragment_unknown",
             Self::RewriteFailed => "rewrite_failed",
             Self::TupleTaken => "tuple_taken",
+            Self::TunnelFromStranger => "tunnel_from_stranger",
+            Self::TunnelToStranger => "tunnel_to_stranger",
         }
     }
 
@@ -134,6 +142,10 @@ impl DropReason {
             Self::RewriteFailed => "the kernel could not change the packet",
             Self::TupleTaken => {
                 "the client's port already talks to that backend by another frontend"
+            }
+            Self::TunnelFromStranger => "a packet in a tunnel of DSR from an address of no Node",
+            Self::TunnelToStranger => {
+                "a packet in a tunnel of DSR for a backend that is not on this node"
             }
         }
     }

@@ -31,7 +31,7 @@ const MAPS: Recorded = Recorded {
         include_str!("../src/udp_socket.rs"),
     ],
     names: &[],
-    hash: 0x3c3f_4f94_9749_c7a1,
+    hash: 0x914c_4f7c_be96_25f1,
 };
 
 const SOCKETS: Recorded = Recorded {

@@ -11,7 +11,9 @@ use crate::packet::{Packet, icmp::QUOTE_WORDS};
 use aya_ebpf::{
     EbpfContext, Global,
     bindings::bpf_sock,
-    btf_maps::{Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, SkStorage},
+    btf_maps::{
+        Array, ArrayOfMaps, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray, SkStorage,
+    },
     helpers::generated::{
         bpf_get_netns_cookie, bpf_get_prandom_u32, bpf_ktime_get_coarse_ns, bpf_ktime_get_ns,
         bpf_sk_storage_get,
@@ -23,8 +25,9 @@ use aya_ebpf::{
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, Device, DeviceSettings,
     DropReason, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, IDS_PER_LINE,
-    Layout, NetnsAddresses, ServiceId, ServiceRecord, ServiceStats, Settings, SocketFlow,
-    SourceRange, TableLine, TableRef, UdpFlows, UdpSocket,
+    Layout, LocalBackendKey, NetnsAddresses, NodeAddresses, NodeId, PathMtu, ServiceId,
+    ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange, TableLine, TableRef, UdpFlows,
+    UdpSocket,
     decide::{BackendRef, FrontendLookup, Maps},
     limits,
 };
@@ -40,7 +43,7 @@ static FRONTENDS: HashMap<FrontendKey, Frontend, { limits::FRONTENDS_MAX as usiz
     HashMap::new();
 
 #[btf_map(name = "backends")]
-static BACKENDS: Array<Backend, { limits::BACKENDS_MAX as usize }, MMAPABLE> = Array::new();
+pub static BACKENDS: Array<Backend, { limits::BACKENDS_MAX as usize }, MMAPABLE> = Array::new();
 
 #[btf_map(name = "tables")]
 static TABLES: ArrayOfMaps<Chunk, { limits::CHUNKS_MAX as usize }> = ArrayOfMaps::new();
@@ -117,6 +120,31 @@ static ANSWERS: PerCpuArray<Answers, 1> = PerCpuArray::new();
 #[btf_map(name = "fragments")]
 pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentPorts, { limits::FRAGMENTS_MAX as usize }> =
     LruHashMap::new();
+
+/// Programs that others go on with: `ingress` itself, with what was in a tunnel.
+#[btf_map(name = "programs")]
+pub static PROGRAMS: ProgramArray<1> = ProgramArray::new();
+
+/// Nodes of the cluster; element 0 is none.
+#[btf_map(name = "nodes")]
+pub static NODES: Array<NodeAddresses, { limits::NODES_MAX as usize }> = Array::new();
+
+/// Their indices by address.
+#[btf_map(name = "node_ids")]
+pub static NODE_IDS: HashMap<Address, NodeId, { 2 * limits::NODES_MAX as usize }> = HashMap::new();
+
+/// Ways to them that take less than their first device.
+#[btf_map(name = "path_mtus")]
+pub static PATH_MTUS: LruHashMap<Address, PathMtu, { limits::PATH_MTUS_MAX as usize }> =
+    LruHashMap::new();
+
+/// Backends on this node.
+#[btf_map(name = "local_backends")]
+pub static LOCAL_BACKENDS: HashMap<
+    LocalBackendKey,
+    BackendId,
+    { limits::LOCAL_BACKENDS_MAX as usize },
+> = HashMap::new();
 
 #[btf_map(name = "devices")]
 static DEVICES: HashMap<u32, Device, { limits::DEVICES_MAX as usize }> = HashMap::new();
@@ -223,6 +251,10 @@ pub struct Work {
     pub oldest_port: u32,
     /// The request's tuple of a connection that loses its port.
     pub displaced: FlowKey,
+    /// The backend that the packet's tunnel named.
+    pub tunnel_to: Address,
+    /// Its port in host byte order; 0 if the packet came in no tunnel.
+    pub tunnel_port: u32,
 }
 
 /// Answers that programs on devices give by themselves, per CPU.
@@ -275,6 +307,9 @@ pub trait Client {
     fn is_host(&self) -> bool;
     /// See [`Maps::number`].
     fn number(&self, of_client: bool) -> u32;
+    /// Whether another node has taken the packet for a frontend already: a NodePort
+    /// is asked for by that node's address then.
+    fn is_handed_over(&self) -> bool;
 }
 
 /// The look-ups of one program's run for a client.
@@ -283,12 +318,12 @@ pub struct KernelMaps<C>(pub C);
 /// Words of a `Frontend`, in memory order.
 type FrontendWords = [u32; size_of::<Frontend>() / 4];
 
-/// Copies a frontend out of its element, `None` if the element was recycled meanwhile.
+/// Copies a frontend out of its element, `false` if the element was recycled meanwhile.
 ///
 /// The kernel writes an element's value from its start to its end, so a key and
 /// a generation that are unchanged after the copy prove that the copy is whole.
 #[inline(always)]
-fn copy_frontend(element: *const Frontend, key: &FrontendKey) -> Option<Frontend> {
+fn copy_frontend(element: *const Frontend, key: &FrontendKey, to: &mut Frontend) -> bool {
     let words = element.cast::<FrontendWords>();
     // SAFETY: the element is valid and aligned while the program runs.
     let copy = unsafe { words.read_volatile() };
@@ -301,34 +336,35 @@ fn copy_frontend(element: *const Frontend, key: &FrontendKey) -> Option<Frontend
         || again[4] != copy[4]
         || again[5] != copy[5]
     {
-        return None;
+        return false;
     }
     // SAFETY: same size, and only the agent writes this map, whole `Frontend`s.
-    let frontend: Frontend = unsafe { core::mem::transmute(copy) };
-    frontend.key.same(key).then_some(frontend)
+    *to = unsafe { core::mem::transmute::<FrontendWords, Frontend>(copy) };
+    to.key.same(key)
 }
 
 impl<C: Client> Maps for KernelMaps<C> {
     #[inline(always)]
-    fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
+    fn frontend(&self, key: &FrontendKey, copy: &mut Frontend) -> FrontendLookup {
         let Some(element) = FRONTENDS.get_ptr(key) else {
             return FrontendLookup::Missing;
         };
-        if let Some(frontend) = copy_frontend(element, key) {
-            return FrontendLookup::Found(frontend);
+        if copy_frontend(element, key, copy) {
+            return FrontendLookup::Found;
         }
         let Some(element) = FRONTENDS.get_ptr(key) else {
             return FrontendLookup::Missing;
         };
-        match copy_frontend(element, key) {
-            Some(frontend) => FrontendLookup::Found(frontend),
-            None => FrontendLookup::Unstable,
+        if copy_frontend(element, key, copy) {
+            FrontendLookup::Found
+        } else {
+            FrontendLookup::Unstable
         }
     }
 
     #[inline(always)]
     fn is_node_address(&self, address: &Address) -> bool {
-        NODE_ADDRESSES.get_ptr(address).is_some()
+        self.0.is_handed_over() || NODE_ADDRESSES.get_ptr(address).is_some()
     }
 
     #[inline(always)]

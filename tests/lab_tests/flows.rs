@@ -178,3 +178,75 @@ fn what_is_over_goes_and_what_lives_is_shown_on_one_line() {
         Ok(())
     });
 }
+
+/// A flow of which the backend's node sends the answers.
+fn by_dsr(protocol: u32, port: u16, state: u8, silent_s: u32) -> Result<(FlowKey, Flow)> {
+    let [(key, request), _] = halves(protocol, port, state, silent_s)?;
+    let kind = Flow::DSR;
+    Ok((key, Flow { kind, ..request }))
+}
+
+#[test]
+fn a_flow_by_dsr_is_no_half_and_ends_by_what_the_client_has_sent() {
+    story(one_node, |lab| {
+        let n1 = lab.node("n1");
+        lab.start_agents()?;
+        let fin = ANSWERED | Flow::FIN;
+        for flow in [
+            by_dsr(TCP, 1001, ANSWERED, 3600)?,
+            by_dsr(TCP, 1002, fin, 100)?,
+            by_dsr(TCP, 2001, fin, 130)?,
+            by_dsr(TCP, 2002, ANSWERED | Flow::RST, 20)?,
+        ] {
+            insert(n1, "flows", &flow)?;
+        }
+        insert(n1, "flows_new", &by_dsr(TCP, 1003, 0, 100)?)?;
+        insert(n1, "flows_new", &by_dsr(TCP, 2003, 0, 130)?)?;
+        // From another node, by its tunnel: two halves, and no device for the answers.
+        for (key, flow) in halves(TCP, 1004, ANSWERED, 3)? {
+            let kind = flow.kind ^ Flow::SNAT | Flow::TUNNELLED;
+            insert(n1, "flows", &(key, Flow { kind, ..flow }))?;
+        }
+        lab.within(COLLECTED, || {
+            let counts = (elements(n1, "flows")?, elements(n1, "flows_new")?);
+            ensure!(counts == (4, 1), "{counts:?} elements");
+            Ok(())
+        })?;
+        let shown = flows(n1, &[])?;
+        for (port, mode, node, state, packets_from) in [
+            (1001, "dsr", Value::from("203.0.113.3"), "established", 0),
+            (1002, "dsr", "203.0.113.3".into(), "closed", 0),
+            (1003, "dsr", "203.0.113.3".into(), "new", 0),
+            (1004, "tunnel", Value::Null, "established", 4),
+        ] {
+            let client = format!("203.0.113.1:{port}");
+            let row = shown.iter().find(|it| it["client"] == client);
+            let row = row.with_context(|| format!("{client} is not shown"))?;
+            ensure!(row["mode"] == mode && row["node"] == node, "{row}");
+            ensure!(
+                row["state"] == state && row["source"] == Value::Null,
+                "{row}"
+            );
+            ensure!(
+                row["packets_to"] == 5 && row["packets_from"] == packets_from,
+                "{row}"
+            );
+        }
+        ensure!(shown.len() == 4, "{shown:?}");
+        let status: Value = serde_json::from_str(&n1.fairlead(&["status", "-o", "json"])?)?;
+        ensure!(
+            status["flows"]["answered"] == 3 && status["flows"]["new"] == 1,
+            "{status}"
+        );
+        lab.within(COLLECTED, || {
+            let metrics = n1.metrics()?;
+            for line in [
+                r#"fairlead_flows_removed_total{reason="silent"} 3"#,
+                r#"fairlead_flows_removed_total{reason="half"} 0"#,
+            ] {
+                ensure!(metrics.contains(line), "no {line}");
+            }
+            Ok(())
+        })
+    });
+}

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proxy_common::{
-    Algorithm, BackendId, DropReason, EndpointSet, FrontendKind, Protocol, ServiceId, SourceFilter,
-    decide::BackendRef,
+    Algorithm, BackendId, DropReason, EndpointSet, Forwarding, FrontendKind, Protocol, Scope,
+    ServiceId, SourceFilter, decide::BackendRef,
 };
 
 use crate::node::{Guard, Link, Outcome, node};
@@ -61,6 +61,8 @@ pub(crate) enum Place {
     Routed,
     /// Behind no route.
     Nowhere,
+    /// A guest of this node.
+    Guest,
 }
 
 impl Place {
@@ -70,6 +72,7 @@ impl Place {
             Self::Local => Link::Cni0,
             Self::Overlay => Link::Ov0,
             Self::Routed | Self::Nowhere => Link::Up0,
+            Self::Guest => Link::Guests,
         }
     }
 }
@@ -83,6 +86,11 @@ impl Case {
     /// An outside client.
     pub(crate) fn client(self, port: u16) -> SocketAddr {
         self.address("192.0.2.100", "2001:db8:2::100", port)
+    }
+
+    /// A guest of this node.
+    pub(crate) fn guest(self, port: u16) -> SocketAddr {
+        self.address("10.244.5.9", "fd00:244:5::9", port)
     }
 
     /// Another one.
@@ -113,6 +121,7 @@ impl Case {
             Place::Overlay => ("10.244.2.", "fd00:244:2::"),
             Place::Routed => ("10.244.3.", "fd00:244:3::"),
             Place::Nowhere => ("10.244.4.", "fd00:244:4::"),
+            Place::Guest => ("10.244.5.", "fd00:244:5::"),
         };
         let (v4, v6) = (format!("{v4}{number}"), format!("{v6}{number}"));
         self.address(&v4, &v6, TARGET_PORT)
@@ -131,6 +140,8 @@ impl Case {
             elsewhere: false,
             source_filter: SourceFilter::Anyone,
             algorithm: Algorithm::Maglev,
+            forwarding: Forwarding::Snat,
+            scope: Scope::External,
         }
     }
 
@@ -153,6 +164,8 @@ pub(crate) struct Listing {
     pub(crate) elsewhere: bool,
     pub(crate) source_filter: SourceFilter,
     pub(crate) algorithm: Algorithm,
+    pub(crate) forwarding: Forwarding,
+    pub(crate) scope: Scope,
 }
 
 /// A node with one frontend and one endpoint, for stories about one packet's way.

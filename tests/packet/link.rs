@@ -24,10 +24,19 @@ pub(crate) enum Link {
     Ov0,
     /// Of local pods; the packet path does not know it.
     Cni0,
+    /// Of guests whose sockets nobody sees.
+    Guests,
 }
 
 impl Link {
-    pub(crate) const ALL: [Self; 5] = [Self::Up0, Self::Up1, Self::L3, Self::Ov0, Self::Cni0];
+    pub(crate) const ALL: [Self; 6] = [
+        Self::Up0,
+        Self::Up1,
+        Self::L3,
+        Self::Ov0,
+        Self::Cni0,
+        Self::Guests,
+    ];
 
     fn name(self) -> &'static str {
         match self {
@@ -36,6 +45,7 @@ impl Link {
             Self::L3 => "l3",
             Self::Ov0 => "ov0",
             Self::Cni0 => "cni0",
+            Self::Guests => "guests",
         }
     }
 
@@ -46,6 +56,7 @@ impl Link {
             Self::L3 => ["192.0.4.11", "2001:db8:4::11"],
             Self::Ov0 => ["10.244.0.11", "fd00:244::11"],
             Self::Cni0 => ["10.244.1.1", "fd00:244:1::1"],
+            Self::Guests => ["10.244.5.1", "fd00:244:5::1"],
         }
     }
 
@@ -66,6 +77,7 @@ impl Link {
             Self::Up0 | Self::Up1 | Self::L3 => Device::UPLINK,
             Self::Ov0 => Device::RETURN,
             Self::Cni0 => 0,
+            Self::Guests => Device::PODS,
         }
     }
 }

@@ -17,10 +17,12 @@ mod stories {
     mod agree;
     mod algorithms;
     mod budget;
+    mod dsr;
     mod errors;
     mod flows;
     mod forward;
     mod fragments;
+    mod guests;
     mod leave_alone;
     mod ports;
     mod race;

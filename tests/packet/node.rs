@@ -14,7 +14,8 @@ use nix::sched::{CloneFlags, setns, unshare};
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendId, BackendStats, Device, DeviceSettings,
     DropReason, Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, FrontendKind,
-    Scope, ServiceId, SourceRange, TableLine, TableRef, decide::BackendRef,
+    LocalBackendKey, NodeAddresses, NodeId, PathMtu, ServiceId, SourceRange, TableLine, TableRef,
+    decide::BackendRef,
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -30,6 +31,9 @@ pub(crate) const FLOWS_MAX: u32 = 1_024;
 /// Elements of `flows_new`; an LRU map may evict long before it is full.
 const FLOWS_NEW_MAX: u32 = 8_192;
 const BACKENDS_MAX: u32 = 1_024;
+
+/// The port of tunnels.
+pub(crate) const DSR_PORT: u16 = 6_089;
 
 /// Source ports for SNAT.
 pub(crate) const SNAT_PORTS: (u16, u16) = (61_000, 61_999);
@@ -59,6 +63,10 @@ pub(crate) struct Node {
     pub(crate) flows: Map<FlowKey, Flow>,
     pub(crate) flows_new: Map<FlowKey, Flow>,
     pub(crate) fragments: Map<FragmentKey, FragmentPorts>,
+    nodes: Map<u32, NodeAddresses>,
+    node_ids: Map<Address, NodeId>,
+    path_mtus: Map<Address, PathMtu>,
+    local_backends: Map<LocalBackendKey, BackendId>,
     devices: Map<u32, Device>,
     settings: Map<u32, DeviceSettings>,
     answers: PerCpuArray<MapData, u64>,
@@ -141,7 +149,8 @@ fn fd<'a>(ebpf: &'a Ebpf, name: &str) -> Result<BorrowedFd<'a>> {
         | AyaMap::HashMap(it)
         | AyaMap::LruHashMap(it)
         | AyaMap::LpmTrie(it)
-        | AyaMap::ArrayOfMaps(it) => Ok(it.fd().as_fd()),
+        | AyaMap::ArrayOfMaps(it)
+        | AyaMap::ProgramArray(it) => Ok(it.fd().as_fd()),
         other => anyhow::bail!("{name} is {other:?}"),
     }
 }
@@ -186,6 +195,8 @@ impl Node {
             Ok(fd.as_fd().try_clone_to_owned()?)
         };
         let (ingress, egress) = (program("ingress")?, program("egress")?);
+        let again = ingress.as_raw_fd() as u32;
+        typed::<u32, u32>(&ebpf, "programs")?.put(&0, &again);
         let chunk = fd(&ebpf, "tables_0")?.as_raw_fd() as u32;
         typed::<u32, u32>(&ebpf, "tables")?.put(&0, &chunk);
         Ok(Self {
@@ -204,6 +215,10 @@ impl Node {
             flows: typed(&ebpf, "flows")?,
             flows_new: typed(&ebpf, "flows_new")?,
             fragments: typed(&ebpf, "fragments")?,
+            nodes: typed(&ebpf, "nodes")?,
+            node_ids: typed(&ebpf, "node_ids")?,
+            path_mtus: typed(&ebpf, "path_mtus")?,
+            local_backends: typed(&ebpf, "local_backends")?,
             devices: typed(&ebpf, "devices")?,
             settings: typed(&ebpf, "device_settings")?,
             backend_stats: typed(&ebpf, "backend_stats")?,
@@ -221,6 +236,9 @@ impl Node {
         self.vips.clear();
         self.source_ranges.clear();
         self.affinity.clear();
+        self.node_ids.clear();
+        self.path_mtus.clear();
+        self.local_backends.clear();
         self.fragments.clear();
         self.clear_flows();
         self.node_addresses.clear();
@@ -275,13 +293,40 @@ impl Node {
         self.settings.put(&0, &settings);
     }
 
+    /// Nodes hand each other packets for DSR. This one has the addresses of `up0`; the
+    /// other ones are given, from number 1 on.
+    pub(crate) fn hands_over(&self, others: &[NodeAddresses]) {
+        let [v4, v6] = Link::Up0.addresses().map(|it| {
+            let ip: IpAddr = it.parse().expect("an address");
+            Address::from(ip)
+        });
+        let settings = DeviceSettings {
+            dsr_port: DSR_PORT.into(),
+            node: NodeAddresses { v4, v6 },
+            ..self.settings.get(&0).expect("an array has it")
+        };
+        self.settings.put(&0, &settings);
+        for (id, node) in (1..).zip(others) {
+            self.nodes.put(&id, node);
+            self.node_ids.put(&node.v4, &id);
+            self.node_ids.put(&node.v6, &id);
+        }
+    }
+
+    /// The endpoint is on this Node.
+    pub(crate) fn is_on(&self, id: BackendId, node: NodeId) {
+        let mut record = self.backends.get(&id).expect("an array has it");
+        record.node = node;
+        self.backends.put(&id, &record);
+    }
+
     fn settings(&self, first: u16, last: u16, take_over: bool) {
         let settings = DeviceSettings {
             seed: 7,
             snat_first_port: first,
             snat_last_port: last,
             take_over: take_over.into(),
-            slow_path: 0,
+            ..DeviceSettings::default()
         };
         self.settings.put(&0, &settings);
     }
@@ -309,8 +354,17 @@ impl Node {
             service,
             generation,
             weight: 1,
+            node: 0,
         };
         self.backends.put(&id, &record);
+        if record.local != 0 {
+            let key = LocalBackendKey {
+                address: record.address,
+                port: record.port.into(),
+                service,
+            };
+            self.local_backends.put(&key, &id);
+        }
         BackendRef { id, generation }
     }
 
@@ -360,7 +414,7 @@ impl Node {
             address,
             port: listing.address.port(),
             protocol: listing.protocol,
-            scope: Scope::External,
+            scope: listing.scope,
         };
         let table = TableRef {
             chunk: 0,
@@ -384,7 +438,8 @@ impl Node {
             elsewhere: listing.elsewhere.into(),
             source_filter: listing.source_filter,
             algorithm: listing.algorithm,
-            _reserved: [0; 3],
+            forwarding: listing.forwarding,
+            _reserved: [0; 2],
         };
         self.frontends.put(&key, &frontend);
         self.published.push(key);

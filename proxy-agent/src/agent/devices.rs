@@ -1,7 +1,7 @@
 //! The programs on devices follow what the kernel has and what the Node says.
 
 use crate::attach::{Applied, DeviceHooks};
-use crate::devices::{Chosen, Network, UplinkNames, obstacles, select};
+use crate::devices::{Chosen, DeviceNames, Network, obstacles, select};
 use crate::observe::Metrics;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ const RECHECK: Duration = Duration::from_secs(30);
 
 /// The programs on devices.
 pub(super) struct Devices {
-    names: UplinkNames,
+    names: DeviceNames,
     hooks: DeviceHooks,
     network: Network,
     /// The Node's InternalIPs, and whether they can be taken for all.
@@ -30,7 +30,7 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    pub(super) fn new(names: UplinkNames, hooks: DeviceHooks) -> Self {
+    pub(super) fn new(names: DeviceNames, hooks: DeviceHooks) -> Self {
         Self {
             names,
             hooks,

@@ -4,9 +4,9 @@ use crate::sys::MapShape;
 use aya::maps::MapType;
 use proxy_common::{
     Address, Affinity, AffinityKey, Backend, BackendStats, Device, DeviceSettings, DropReason,
-    Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, Layout, NetnsAddresses,
-    ServiceRecord, ServiceStats, Settings, SocketFlow, SourceRange, TableLine, UdpFlows, UdpSocket,
-    limits,
+    Flow, FlowKey, FragmentKey, FragmentPorts, Frontend, FrontendKey, Layout, LocalBackendKey,
+    NetnsAddresses, NodeAddresses, PathMtu, ServiceRecord, ServiceStats, Settings, SocketFlow,
+    SourceRange, TableLine, UdpFlows, UdpSocket, limits,
 };
 
 /// Sizes that an operator can choose.
@@ -85,7 +85,7 @@ impl MapSpec {
 
 /// Maps that the agent writes, and counters by ids in them.
 fn published(sizes: &MapSizes) -> Vec<MapSpec> {
-    use MapType::{Array, ArrayOfMaps, Hash, LpmTrie};
+    use MapType::{Array, ArrayOfMaps, Hash, LpmTrie, ProgramArray};
     let address = size_of::<Address>();
     [
         (
@@ -133,6 +133,22 @@ fn published(sizes: &MapSizes) -> Vec<MapSpec> {
             4,
             limits::SOURCE_RANGES_MAX,
         ),
+        (
+            "nodes",
+            Array,
+            4,
+            size_of::<NodeAddresses>(),
+            limits::NODES_MAX,
+        ),
+        ("node_ids", Hash, address, 4, 2 * limits::NODES_MAX),
+        (
+            "local_backends",
+            Hash,
+            size_of::<LocalBackendKey>(),
+            4,
+            limits::LOCAL_BACKENDS_MAX,
+        ),
+        ("programs", ProgramArray, 4, 4, 1),
         ("devices", Hash, 4, size_of::<Device>(), limits::DEVICES_MAX),
         ("device_settings", Array, 4, size_of::<DeviceSettings>(), 1),
         ("settings", Array, 4, size_of::<Settings>(), 1),
@@ -199,8 +215,16 @@ fn remembered(sizes: &MapSizes) -> Vec<MapSpec> {
         size_of::<FragmentPorts>(),
         limits::FRAGMENTS_MAX,
     );
+    let path_mtus = (
+        "path_mtus",
+        LruHash,
+        size_of::<Address>(),
+        size_of::<PathMtu>(),
+        limits::PATH_MTUS_MAX,
+    );
     let referring = [
         fragments,
+        path_mtus,
         affinity,
         udp_sockets,
         drop_stats,

@@ -32,6 +32,7 @@ pub use upgrade::Upgrade;
 
 use crate::publish::bpf::BpfKernel;
 use anyhow::{Context, Result, anyhow, bail};
+use aya::maps::ProgramArray;
 use aya::programs::{Program, ProgramType};
 use aya::sys::{BpfHelper, is_helper_supported};
 use aya::{Ebpf, EbpfLoader};
@@ -80,6 +81,8 @@ pub struct AttachOptions {
     pub left_alone: Vec<IpAddr>,
     /// Source ports for SNAT.
     pub snat_ports: RangeInclusive<u16>,
+    /// UDP port by which Nodes hand each other packets for DSR; 0 for none.
+    pub dsr_port: u16,
 }
 
 /// The hook of a socket program, as the kernel numbers it.
@@ -184,6 +187,13 @@ impl Programs {
         {
             links::load(program(&mut object, name)?).with_context(|| format!("loading {name}"))?;
         }
+        let again = program(&mut object, "ingress")?.fd()?.try_clone()?;
+        let next = object
+            .map_mut("programs")
+            .context("the object has no map programs")?;
+        ProgramArray::try_from(next)?
+            .set(0, &again, 0)
+            .context("letting ingress go on with what is in a tunnel")?;
         let mut device_programs = Vec::new();
         for (name, hook) in DEVICE_HOOKS {
             let fd = links::descriptor(program(&mut object, name)?)

@@ -24,6 +24,7 @@ pub(super) fn configure(pin_dir: &Path, options: &AttachOptions, instance: u32) 
     update_device_settings(pin_dir, |settings| {
         settings.snat_first_port = *options.snat_ports.start();
         settings.snat_last_port = *options.snat_ports.end();
+        settings.dsr_port = options.dsr_port.into();
         settings.take_over = take_over::may_begin().into();
     })?;
     let wanted = service_ranges(options);

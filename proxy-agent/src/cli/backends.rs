@@ -1,7 +1,7 @@
 //! `fairlead backends`
 
 use super::{Inspect, print, table};
-use crate::observe::snapshot;
+use crate::observe::snapshot::{self, BackendView};
 use anyhow::{Context, Result};
 
 pub(super) fn run(inspect: &Inspect) -> Result<()> {
@@ -29,7 +29,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                     port.protocol.clone(),
                     backend.id.to_string(),
                     backend.address.clone(),
-                    if backend.local { "this" } else { "other" }.to_owned(),
+                    node(backend),
                     backend.state.to_owned(),
                     backend.weight.to_string(),
                     if in_use.contains(&backend.id) {
@@ -46,4 +46,13 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
         }
         table
     })
+}
+
+/// "this", or the first address of the other one.
+fn node(backend: &BackendView) -> String {
+    if backend.local {
+        return "this".to_owned();
+    }
+    let known = backend.node.first();
+    known.map_or_else(|| "other".to_owned(), ToString::to_string)
 }

@@ -8,7 +8,7 @@ use crate::publish::bpf::BpfKernel;
 use anyhow::{Context, Result};
 use clap::Args;
 use ipnet::IpNet;
-use proxy_common::{Protocol, ServiceId, ServiceRecord};
+use proxy_common::{Flow, Protocol, ServiceId, ServiceRecord};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -32,6 +32,12 @@ struct Row {
     protocol: &'static str,
     client: String,
     frontend: String,
+    /// `local`: the backend is on this node. `tunnel`: so it is, and another node has
+    /// handed the packets over. `snat`: it is on another node, and answers by this
+    /// one. `dsr`: it is on another node, which gets the packets as they are.
+    mode: &'static str,
+    /// The node that gets them.
+    node: Option<String>,
     /// What a backend on another node sees instead of the client.
     source: Option<String>,
     backend: String,
@@ -66,6 +72,8 @@ pub(super) fn run(options: &FlowsOptions) -> Result<()> {
             "PROTOCOL",
             "CLIENT",
             "FRONTEND",
+            "MODE",
+            "NODE",
             "SOURCE",
             "BACKEND",
             "SERVICE PORT",
@@ -83,6 +91,8 @@ pub(super) fn run(options: &FlowsOptions) -> Result<()> {
                 row.protocol.to_owned(),
                 row.client.clone(),
                 row.frontend.clone(),
+                row.mode.to_owned(),
+                row.node.clone().unwrap_or_else(dash),
                 row.source.clone().unwrap_or_else(dash),
                 row.backend.clone(),
                 row.service.clone().unwrap_or_else(dash),
@@ -133,6 +143,8 @@ fn row(
         protocol: Protocol::from_number(key.protocol).map_or("?", Protocol::as_str),
         client: socket_address(key.source, key.source_port),
         frontend: socket_address(key.destination, key.destination_port),
+        mode: mode(request),
+        node: request.is_dsr().then(|| request.source.to_ip().to_string()),
         source: request
             .is_snat()
             .then(|| socket_address(request.source, request.source_port)),
@@ -145,6 +157,18 @@ fn row(
         packets_from,
         bytes_to: request.bytes,
         bytes_from,
+    }
+}
+
+fn mode(request: &Flow) -> &'static str {
+    if request.is_dsr() {
+        "dsr"
+    } else if request.is_snat() {
+        "snat"
+    } else if request.is_tunnelled() {
+        "tunnel"
+    } else {
+        "local"
     }
 }
 

@@ -16,6 +16,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             "CLIENTS",
             "POLICY",
             "ALGORITHM",
+            "FORWARDING",
             "BACKENDS",
         ]);
         for port in &ports {
@@ -28,10 +29,11 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                     "-",
                     "-",
                     "-",
+                    "-",
                     "0",
                 ]);
             }
-            for (frontend, clients) in by_clients(&port.frontends) {
+            for (frontend, clients, forwarding) in by_clients(&port.frontends) {
                 table.add_row([
                     port.name.clone(),
                     port.protocol.clone(),
@@ -40,6 +42,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
                     clients.to_owned(),
                     policy(port, frontend.kind).to_owned(),
                     frontend.algorithm.to_owned(),
+                    forwarding.to_owned(),
                     frontend.backends.len().to_string(),
                 ]);
             }
@@ -48,23 +51,25 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
     })
 }
 
-/// Each frontend with who its clients are: one line where those on this node and
-/// those outside get the same backends.
-fn by_clients(frontends: &[FrontendView]) -> Vec<(&FrontendView, &'static str)> {
+/// Each frontend with who its clients are, and how their packets get to other nodes:
+/// one line where those on this node and those outside get the same backends.
+fn by_clients(frontends: &[FrontendView]) -> Vec<(&FrontendView, &'static str, &'static str)> {
     let of = |frontend: &FrontendView, scope: &str| {
         frontends.iter().find(|it| {
             it.scope == scope && (it.kind, &it.address) == (frontend.kind, &frontend.address)
         })
     };
-    let same =
-        |a: &FrontendView, b: Option<&FrontendView>| b.is_some_and(|b| a.backends == b.backends);
+    let same = |a: &FrontendView, b: &FrontendView| a.backends == b.backends;
     let mut lines = Vec::new();
     for frontend in frontends {
         if frontend.scope == "internal" {
-            let all = same(frontend, of(frontend, "external"));
-            lines.push((frontend, if all { "all" } else { "this node" }));
-        } else if !same(frontend, of(frontend, "internal")) {
-            lines.push((frontend, "outside"));
+            let outside = of(frontend, "external").filter(|it| same(frontend, it));
+            lines.push(match outside {
+                Some(outside) => (frontend, "all", outside.forwarding),
+                None => (frontend, "this node", "-"),
+            });
+        } else if !of(frontend, "internal").is_some_and(|it| same(frontend, it)) {
+            lines.push((frontend, "outside", frontend.forwarding));
         }
     }
     lines

@@ -5,15 +5,17 @@ use crate::attach::{
     DevicePin, MapSizes, MapSpec, PROGRAMS, link_path, pinned_devices, upgrade_is_under_way,
 };
 use crate::devices::obstacles;
-use crate::flows::FlowMaps;
-use crate::observe::drops;
+use crate::flows::{Counts, FlowMaps};
+use crate::observe::{drops, snapshot::addresses};
 use crate::publish::bpf::BpfKernel;
-use crate::publish::{AddressSet, Kernel};
+use crate::publish::{AddressSet, Kernel, KernelError, NodeMaps};
 use crate::sys;
 use anyhow::{Context, Result};
 use aya::maps::MapInfo;
 use nix::net::if_::if_indextoname;
+use proxy_common::Scope;
 use serde::Serialize;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
@@ -29,6 +31,7 @@ struct Status {
     /// Settings of this host that are in the way of packets.
     obstacles: Vec<String>,
     flows: Flows,
+    forwarding: Forwarding,
     /// Whether connections of a kube-proxy may be under way, and so packets in
     /// mid-connection that no flow is known of pass to the stack.
     take_over: bool,
@@ -75,6 +78,20 @@ struct Flows {
     new: usize,
 }
 
+/// How packets of clients outside get to backends on other nodes.
+#[derive(Serialize)]
+struct Forwarding {
+    /// Frontends of such clients that do it so.
+    snat: usize,
+    dsr: usize,
+    /// UDP port by which Nodes hand each other packets; 0 if this one does not.
+    dsr_port: u32,
+    /// This Node's addresses for that.
+    node: Vec<IpAddr>,
+    /// Nodes that are known to have such an address, this one too.
+    nodes: usize,
+}
+
 #[derive(Serialize)]
 struct Map {
     map: String,
@@ -101,7 +118,7 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
         .into_iter()
         .map(|(index, device)| (index, device_name(&pins, index), device))
         .collect();
-    let flows = FlowMaps::open(pin_dir)?.elements()?;
+    let flows = FlowMaps::open(pin_dir)?.counts()?;
     let status = Status {
         upgrade_under_way: upgrade_is_under_way(pin_dir),
         hooks: PROGRAMS
@@ -118,9 +135,10 @@ pub(super) fn run(inspect: &Inspect) -> Result<()> {
             .map(|(index, name, device)| look_at_device(&pins, *index, name, device))
             .collect(),
         flows: Flows {
-            answered: flows[0].div_ceil(2),
-            new: flows[1].div_ceil(2),
+            answered: flows[0].flows,
+            new: flows[1].flows,
         },
+        forwarding: forwarding(&kernel)?,
         take_over: kernel.device_settings()?.take_over != 0,
         maps: map_names(&kernel)
             .into_iter()
@@ -200,7 +218,8 @@ fn print_tables(status: &Status) {
         ]);
     }
     let Flows { answered, new } = status.flows;
-    println!("{hooks}\n\n{devices}\n\nFlows: {answered} answered, {new} not yet\n");
+    println!("{hooks}\n\n{devices}\n\nFlows: {answered} answered, {new} not yet");
+    println!("{}\n", status.forwarding.line());
     println!("{maps}\n\n{drops}");
     if status.take_over {
         println!(
@@ -214,6 +233,43 @@ fn print_tables(status: &Status) {
         println!(
             "\nAn agent is making new maps; these are in force until its first complete publish."
         );
+    }
+}
+
+fn forwarding(kernel: &BpfKernel) -> Result<Forwarding, KernelError> {
+    let frontends = kernel.frontends()?;
+    let of = |forwarding: proxy_common::Forwarding| {
+        let outside = frontends
+            .iter()
+            .filter(|it| it.key.scope == Scope::External);
+        outside.filter(|it| it.forwarding == forwarding).count()
+    };
+    let settings = kernel.device_settings()?;
+    Ok(Forwarding {
+        snat: of(proxy_common::Forwarding::Snat),
+        dsr: of(proxy_common::Forwarding::Dsr),
+        dsr_port: settings.dsr_port,
+        node: addresses(&settings.node),
+        nodes: kernel.nodes()?.len(),
+    })
+}
+
+impl Forwarding {
+    fn line(&self) -> String {
+        let Self {
+            snat,
+            dsr,
+            dsr_port,
+            node,
+            nodes,
+        } = self;
+        let node: Vec<String> = node.iter().map(ToString::to_string).collect();
+        let way = match (dsr_port, node.as_slice()) {
+            (0, _) => "this node hands nothing over (--dsr-port 0)".to_owned(),
+            (_, []) => "this Node's address is not known".to_owned(),
+            (port, own) => format!("UDP port {port}, from {}, {nodes} Nodes", own.join(" ")),
+        };
+        format!("Forwarding: {snat} frontends by snat, {dsr} by dsr; {way}")
     }
 }
 
@@ -284,11 +340,7 @@ fn look_at_device(
     Device {
         device: name.to_owned(),
         index,
-        role: if device.role & proxy_common::Device::UPLINK != 0 {
-            "uplink"
-        } else {
-            "return"
-        },
+        role: role(device.role),
         v4: device.v4.to_ip().to_string(),
         v6: device.v6.to_ip().to_string(),
         mtu: device.mtu,
@@ -297,7 +349,22 @@ fn look_at_device(
     }
 }
 
-fn look_at_map(pin_dir: &Path, name: String, kernel: &BpfKernel, flows: [usize; 2]) -> Result<Map> {
+fn role(role: u32) -> &'static str {
+    if role & proxy_common::Device::UPLINK != 0 {
+        "uplink"
+    } else if role & proxy_common::Device::PODS != 0 {
+        "pods"
+    } else {
+        "return"
+    }
+}
+
+fn look_at_map(
+    pin_dir: &Path,
+    name: String,
+    kernel: &BpfKernel,
+    flows: [Counts; 2],
+) -> Result<Map> {
     let info =
         MapInfo::from_pin(pin_dir.join(&name)).with_context(|| format!("opening map {name}"))?;
     let fd = info.fd().with_context(|| format!("opening map {name}"))?;
@@ -311,9 +378,12 @@ fn look_at_map(pin_dir: &Path, name: String, kernel: &BpfKernel, flows: [usize; 
                 .filter(|&id| kernel.backend(id).service != 0)
                 .count(),
         ),
+        "nodes" => Some(kernel.nodes()?.len()),
+        "node_ids" => Some(kernel.node_ids()?.len()),
+        "local_backends" => Some(kernel.local_backends()?.len()),
         "devices" => Some(pinned_devices(pin_dir)?.len()),
-        "flows" => Some(flows[0]),
-        "flows_new" => Some(flows[1]),
+        "flows" => Some(flows[0].elements),
+        "flows_new" => Some(flows[1].elements),
         "tables" => Some(kernel.chunks() as usize),
         _ => None,
     };

@@ -7,7 +7,8 @@ use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort};
 use ipnet::IpNet;
 use proxy_common::{
     Address, Algorithm, Backend, BackendId, EndpointSet, Frontend, FrontendKey, FrontendKind,
-    Scope, ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef, mapped_prefix_length,
+    NodeId, Scope, ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef,
+    mapped_prefix_length,
 };
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -24,6 +25,8 @@ pub struct BackendEntry {
     pub state: u8,
     /// 1 if the endpoint is on this node.
     pub local: u8,
+    /// The endpoint's Node, 0 if it is not known.
+    pub node: NodeId,
     /// As [`ResolvedEndpoint::weight`].
     pub weight: u16,
     /// Index into `backends`.
@@ -166,6 +169,7 @@ pub fn resolved(frontend: &Frontend) -> ResolvedFrontend {
         set: frontend.set,
         source_filter: frontend.source_filter,
         algorithm: frontend.algorithm,
+        forwarding: frontend.forwarding,
     }
 }
 
@@ -228,7 +232,8 @@ pub fn frontend(
         elsewhere: elsewhere.into(),
         source_filter: frontend.source_filter,
         algorithm: frontend.algorithm,
-        _reserved: [0; 3],
+        forwarding: frontend.forwarding,
+        _reserved: [0; 2],
     }
 }
 

@@ -10,7 +10,7 @@ mod source;
 pub use options::{LogFormat, Options};
 
 use crate::attach::{AttachOptions, MapSizes};
-use crate::devices::UplinkNames;
+use crate::devices::DeviceNames;
 use crate::resolve::ResolveOptions;
 use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
@@ -22,6 +22,10 @@ use std::path::{Path, PathBuf};
 
 /// Where maps and links are pinned unless `--pin-dir` says otherwise.
 pub const PIN_DIR: &str = "/sys/fs/bpf/fairlead";
+
+/// Where Nodes take packets for DSR unless `--dsr-port` says otherwise: not 6081, the
+/// port of Geneve, which CNIs use.
+const DSR_PORT: u16 = 6089;
 
 impl Options {
     /// The configuration of merged options, with defaults and after checks.
@@ -93,7 +97,7 @@ impl Options {
                 options.bind_address,
             )?,
             maglev_seed: options.maglev_seed,
-            uplinks: UplinkNames::parse(options.devices)?,
+            devices: DeviceNames::parse(options.devices, options.pod_devices.unwrap_or_default())?,
             unused: [("cluster-cidr", options.cluster_cidr.is_some())]
                 .into_iter()
                 .filter_map(|(flag, set)| set.then_some(flag))
@@ -105,6 +109,7 @@ impl Options {
                 host_only: options.host_namespace_only.unwrap_or(false),
                 service_cidrs: options.service_cidrs.unwrap_or_default(),
                 snat_ports: snat::ports(options.snat_ports.as_deref())?,
+                dsr_port: options.dsr_port.unwrap_or(DSR_PORT),
                 left_alone: skip.iter().map(|it| it.address).collect(),
             },
             resolve: ResolveOptions {
@@ -112,6 +117,7 @@ impl Options {
                 external_ips: options.external_ips.unwrap_or(true),
                 health_check_node_ports: options.health_check_node_ports.unwrap_or(true),
                 skip,
+                forwarding: options.forwarding_mode.unwrap_or_default(),
             },
         })
     }
@@ -132,8 +138,8 @@ pub struct Config {
     pub node_port_addresses: NodePortAddresses,
     /// What Maglev tables are seeded with; `None` for the cluster's UID.
     pub maglev_seed: Option<String>,
-    /// Which devices are uplinks.
-    pub uplinks: UplinkNames,
+    /// Which devices the operator names, and for what.
+    pub devices: DeviceNames,
     /// Options that were given and do nothing in this version.
     pub unused: Vec<&'static str>,
     /// Programs and maps.

@@ -1,5 +1,6 @@
 //! Options as given, by flags or by the file.
 
+use crate::model::ForwardingMode;
 use crate::resolve::Skip;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -54,12 +55,22 @@ pub struct Options {
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_many")]
     pub devices: Option<Vec<String>>,
+    /// Devices, by name, of clients whose sockets the programs for sockets do not see (Kata, gVisor, KubeVirt, docker, VPN tunnels): their packets are translated, to ClusterIPs too
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_many")]
+    pub pod_devices: Option<Vec<String>>,
     /// What Maglev tables are seeded with, the same on every node [default: the UID of Namespace kube-system, or a fixed text with --manifests]
     #[arg(long, value_name = "TEXT")]
     pub maglev_seed: Option<String>,
     /// Source ports of connections to backends on other nodes [default: the largest range outside of ip_local_port_range and NodePorts]
     #[arg(long, value_name = "FIRST-LAST")]
     pub snat_ports: Option<String>,
+    /// How packets of clients outside get to backends on other nodes [default: snat]
+    #[arg(long, value_enum, value_name = "MODE")]
+    pub forwarding_mode: Option<ForwardingMode>,
+    /// UDP port by which Nodes hand each other packets for DSR, the same on every node; 0 for none [default: 6089]
+    #[arg(long, value_name = "PORT")]
+    pub dsr_port: Option<u16>,
     /// Cgroup v2 directory whose processes are served [default: the root of the hierarchy]
     #[arg(long, value_name = "DIR")]
     pub cgroup_root: Option<PathBuf>,
@@ -164,8 +175,11 @@ impl Options {
                 cluster_cidr,
                 service_cidrs,
                 devices,
+                pod_devices,
                 maglev_seed,
                 snat_ports,
+                forwarding_mode,
+                dsr_port,
                 cgroup_root,
                 pin_dir,
                 host_namespace_only,

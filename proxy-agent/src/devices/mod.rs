@@ -16,6 +16,6 @@ mod tests;
 
 pub use follow::follow;
 pub use network::{Link, LinkKind, LocalAddress, Network, Reach, Route};
-pub use pattern::UplinkNames;
+pub use pattern::{DeviceNames, UplinkNames};
 pub use select::{Chosen, Selection, select};
 pub use sysctl::obstacles;

@@ -1,7 +1,7 @@
 //! Which devices the packet path uses, in which role. Pure.
 
 use super::network::{Link, LinkKind, LocalAddress, Network, Reach, Route};
-use super::pattern::UplinkNames;
+use super::pattern::{DeviceNames, UplinkNames};
 use crate::pattern::matches;
 use proxy_common::{Address, Device};
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,9 +33,12 @@ pub struct Selection {
 /// be there, although the Node does not tell that address. A return device is any
 /// other one by which a remote backend could be reached: with a route through a
 /// gateway or to a subnet. Neither is a bridge with nothing but pods behind it.
-pub fn select(network: &Network, node: &[IpAddr], names: &UplinkNames) -> Selection {
+///
+/// A device of pods is named by the operator, and that goes before all else: also a
+/// port of a bridge, whose packets pass it whichever way they go.
+pub fn select(network: &Network, node: &[IpAddr], names: &DeviceNames) -> Selection {
     let mut selection = Selection::default();
-    if *names == UplinkNames::None {
+    if names.uplinks == UplinkNames::None && names.pods.is_empty() {
         return selection;
     }
     for (&index, link) in &network.links {
@@ -43,7 +46,9 @@ pub fn select(network: &Network, node: &[IpAddr], names: &UplinkNames) -> Select
             continue;
         };
         let name = &link.name;
-        if let Some(upper) = network.upper(link) {
+        if let Some(upper) = network.upper(link)
+            && role != Device::PODS
+        {
             let reason = format!("{name} is a port of {}, which counts instead", upper.name);
             selection.skipped.insert(reason);
             continue;
@@ -76,12 +81,15 @@ fn role(
     index: u32,
     link: &Link,
     node: &[IpAddr],
-    names: &UplinkNames,
+    names: &DeviceNames,
 ) -> Option<u32> {
     if link.kind == LinkKind::Internal {
         return None;
     }
-    let is_uplink = match names {
+    if names.pods.iter().any(|it| matches(it, &link.name)) {
+        return Some(Device::PODS);
+    }
+    let is_uplink = match &names.uplinks {
         UplinkNames::Found => {
             let own = || network.addresses.iter().filter(|it| it.device == index);
             network
@@ -91,7 +99,7 @@ fn role(
                 || leads_to_neighbours(network, index, link) && own().any(is_in_subnet)
         }
         UplinkNames::Patterns(patterns) => patterns.iter().any(|it| matches(it, &link.name)),
-        UplinkNames::None => false,
+        UplinkNames::None => return None,
     };
     if is_uplink {
         Some(Device::UPLINK)

@@ -1,6 +1,6 @@
 //! Tables: a network in a few words, and the devices chosen from it.
 
-use super::{Link, LinkKind, LocalAddress, Network, Reach, Route, Selection, UplinkNames, select};
+use super::{DeviceNames, Link, LinkKind, LocalAddress, Network, Reach, Route, Selection, select};
 use crate::pattern::matches;
 use proxy_common::{Address, Device};
 use std::net::IpAddr;
@@ -85,15 +85,16 @@ impl Network {
         self
     }
 
-    fn choose(&self, names: &UplinkNames) -> Selection {
+    fn choose(&self, names: &DeviceNames) -> Selection {
         select(self, &NODE.map(|ip| ip.parse::<IpAddr>().unwrap()), names)
     }
 
     /// Such as `eth0 uplink, flannel.1 return`.
-    fn roles(&self, names: &UplinkNames) -> String {
+    fn roles(&self, names: &DeviceNames) -> String {
         let role = |role| match role {
             Device::UPLINK => "uplink",
             Device::RETURN => "return",
+            Device::PODS => "pods",
             _ => "?",
         };
         let selection = self.choose(names);
@@ -103,7 +104,7 @@ impl Network {
     }
 
     fn sources(&self, device: u32) -> [String; 2] {
-        let selection = self.choose(&UplinkNames::Found);
+        let selection = self.choose(&DeviceNames::default());
         let device = selection.devices[&device].device;
         [device.v4.to_ip().to_string(), device.v6.to_ip().to_string()]
     }
@@ -233,7 +234,7 @@ fn devices_are_found_by_routes_and_addresses() {
             "eth0 uplink",
         ),
     ] {
-        assert_eq!(network.roles(&UplinkNames::Found), wanted, "{what}");
+        assert_eq!(network.roles(&DeviceNames::default()), wanted, "{what}");
     }
 }
 
@@ -264,12 +265,35 @@ fn named_uplinks_are_all_uplinks_and_the_others_return_devices() {
         ("none", ""),
     ] {
         let list = given.split(',').map(str::to_owned).collect();
-        let names = UplinkNames::parse(Some(list)).unwrap();
+        let names = DeviceNames::parse(Some(list), vec![]).unwrap();
         assert_eq!(network.roles(&names), wanted, "{given}");
     }
     for wrong in ["", "eth0 eth1", "a/b", "longer-than-any-device"] {
-        assert!(UplinkNames::parse(Some(vec![wrong.to_owned()])).is_err());
+        assert!(DeviceNames::parse(Some(vec![wrong.to_owned()]), vec![]).is_err());
     }
+}
+
+#[test]
+fn devices_of_pods_are_named_and_may_be_ports_of_a_bridge() {
+    let network = Network::usual()
+        .link(3, "cni0", Bridge)
+        .route(3, Subnet)
+        .link(4, "veth1", Pair)
+        .port_of(4, 3)
+        .link(5, "docker0", Bridge)
+        .route(5, Subnet);
+    for (uplinks, pods, wanted) in [
+        (None, "veth*", "eth0 uplink, veth1 pods"),
+        (None, "docker0", "eth0 uplink, docker0 pods"),
+        (None, "eth0", "eth0 pods"),
+        (Some("none"), "veth*", "veth1 pods"),
+        (Some("none"), "tap*", ""),
+    ] {
+        let list = uplinks.map(|it| vec![it.to_owned()]);
+        let names = DeviceNames::parse(list, vec![pods.to_owned()]).unwrap();
+        assert_eq!(network.roles(&names), wanted, "{uplinks:?} {pods}");
+    }
+    assert!(DeviceNames::parse(None, vec!["a/b".to_owned()]).is_err());
 }
 
 #[test]
@@ -300,7 +324,7 @@ fn what_cannot_be_served_is_skipped_and_said() {
         .link(4, "bond0", Other)
         .link(5, "can0", Other)
         .change(5, |link| link.header_bytes = None);
-    let names = UplinkNames::parse(Some(vec!["eth*".to_owned()])).unwrap();
+    let names = DeviceNames::parse(Some(vec!["eth*".to_owned()]), vec![]).unwrap();
     let selection = network.choose(&names);
     assert!(selection.devices.is_empty());
     assert_eq!(
@@ -318,7 +342,7 @@ fn a_device_without_link_header_and_its_mtu() {
         link.header_bytes = Some(0);
         link.mtu = 1280;
     });
-    let device = network.choose(&UplinkNames::Found).devices[&ETH0].device;
+    let device = network.choose(&DeviceNames::default()).devices[&ETH0].device;
     assert_eq!((device.header_bytes, device.mtu), (0, 1280));
 }
 
@@ -391,6 +415,6 @@ fn the_source_is_the_address_that_the_kernel_would_take() {
     ] {
         assert_eq!(network.sources(ETH0), wanted, "{what}");
     }
-    let none = bare().choose(&UplinkNames::Found).devices[&ETH0].device;
+    let none = bare().choose(&DeviceNames::default()).devices[&ETH0].device;
     assert_eq!((none.v4, none.v6), (Address::ANY_V4, Address::ANY_V6));
 }

@@ -1,7 +1,8 @@
 //! How long a flow may be silent. Pure.
 //!
 //! Both halves of a flow have one state and one age: that of the half which was
-//! seen last.
+//! seen last. A flow by DSR has only the request's half: the backend answers from
+//! its own node.
 //!
 //! | state | of a flow that | may be silent for | as |
 //! |---|---|---|---|
@@ -10,9 +11,9 @@
 //! | `established` | TCP | 24 h | kube-proxy's `conntrack.tcpEstablishedTimeout` |
 //! | `established`, crowded | TCP, and map `flows` is three quarters full | 2 h 4 min | the least that RFC 5382 allows |
 //! | `half-closed` | TCP, one side has sent a FIN | 1 h | kube-proxy's `conntrack.tcpCloseWaitTimeout` |
-//! | `closed` | TCP, both have | 120 s | conntrack's TIME_WAIT |
+//! | `closed` | TCP, both have; by DSR the client has, whose acknowledgements go on as long as the backend sends | 120 s | conntrack's TIME_WAIT |
 //! | `reset` | TCP, the last packet of a side was a RST | 10 s | conntrack's CLOSE; a forged RST is undone by the next packet |
-//! | `unanswered` | UDP | 30 s | conntrack |
+//! | `unanswered` | UDP, also all by DSR | 30 s | conntrack |
 //! | `answered` | UDP | 180 s | conntrack; RFC 4787 asks for more than 120 s |
 
 use proxy_common::{Flow, Protocol};
@@ -58,6 +59,11 @@ impl State {
     pub fn of(protocol: u32, request: &Flow, reply: Option<&Flow>) -> Self {
         let reply_state = reply.map_or(0, |it| it.state);
         let either = request.state | reply_state;
+        let both = if request.is_dsr() {
+            request.state
+        } else {
+            request.state & reply_state
+        };
         let answered = either & Flow::ANSWERED != 0;
         if protocol != u32::from(Protocol::Tcp as u8) {
             return if answered {
@@ -74,7 +80,7 @@ impl State {
             } else {
                 Self::New
             }
-        } else if request.state & reply_state & Flow::FIN != 0 {
+        } else if both & Flow::FIN != 0 {
             Self::Closed
         } else if either & Flow::FIN != 0 {
             Self::HalfClosed
@@ -174,6 +180,28 @@ mod tests {
                 State::of(protocol, &half(request, 9, 0), reply.as_ref()),
                 wanted,
                 "{protocol} {request} {reply:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_state_of_a_flow_by_dsr_is_what_the_client_has_shown() {
+        for (protocol, state, wanted) in [
+            (TCP, 0, State::New),
+            (TCP, Flow::FIN, State::New),
+            (TCP, Flow::ANSWERED, State::Established),
+            (TCP, Flow::ANSWERED | Flow::FIN, State::Closed),
+            (TCP, Flow::ANSWERED | Flow::FIN | Flow::RST, State::Reset),
+            (UDP, 0, State::Unanswered),
+        ] {
+            let request = Flow {
+                kind: Flow::DSR,
+                ..half(state, 9, 100)
+            };
+            assert_eq!(
+                State::of(protocol, &request, None),
+                wanted,
+                "{protocol} {state}"
             );
         }
     }

@@ -209,7 +209,7 @@ impl Walk {
         if silent_s < State::TIMEOUT_MIN_S {
             return None;
         }
-        if reply.is_none() && request.state & Flow::ANSWERED != 0 {
+        if reply.is_none() && !request.is_dsr() && request.state & Flow::ANSWERED != 0 {
             return Some(Over::Half);
         }
         let state = State::of(key.protocol, request, reply.as_ref());
@@ -223,11 +223,13 @@ impl Walk {
             reply,
         } = pair;
         self.maps.remove(key)?;
-        let other_key = request.other_key(key.protocol);
-        // Only the half that was looked at: a new flow may have taken its place.
-        let current = self.maps.find(&other_key)?;
-        if reply.is_some_and(|seen| current.is_some_and(|it| it.created_s == seen.created_s)) {
-            self.maps.remove(&other_key)?;
+        if let Some(seen) = reply {
+            let other_key = request.other_key(key.protocol);
+            // Only the half that was looked at: a new flow may have taken its place.
+            let current = self.maps.find(&other_key)?;
+            if current.is_some_and(|it| it.created_s == seen.created_s) {
+                self.maps.remove(&other_key)?;
+            }
         }
         self.kernel.count_flow(request, reply.as_ref());
         *match reason {
@@ -244,7 +246,7 @@ impl Walk {
             return Ok(());
         }
         let request = self.maps.find(&reply.other_key(key.protocol))?;
-        let has_request = request.is_some_and(|it| !it.is_reply());
+        let has_request = request.is_some_and(|it| !it.is_reply() && !it.is_dsr());
         let current = self.maps.find(&key)?;
         if !has_request && current.is_some_and(|it| it.last_seen_s == reply.last_seen_s) {
             self.maps.remove(&key)?;

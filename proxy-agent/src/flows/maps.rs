@@ -29,8 +29,17 @@ pub struct Pair {
     pub key: FlowKey,
     /// What requests become: something to the backend.
     pub request: Flow,
-    /// What replies become, if that half is there.
+    /// What replies become, if that half is there. By DSR there is none.
     pub reply: Option<Flow>,
+}
+
+/// What one of the maps holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Elements: two for each flow, one for a flow by DSR.
+    pub elements: usize,
+    /// Flows whose request's half is there.
+    pub flows: usize,
 }
 
 /// Where a walk through both maps has got to.
@@ -112,7 +121,11 @@ impl FlowMaps {
 
     /// Both halves of a flow, by its request's.
     pub(super) fn pair(&self, key: FlowKey, request: Flow) -> Result<Pair> {
-        let reply = self.find(&request.other_key(key.protocol))?;
+        let reply = if request.is_dsr() {
+            None
+        } else {
+            self.find(&request.other_key(key.protocol))?
+        };
         let reply = reply.filter(Flow::is_reply);
         Ok(Pair {
             key,
@@ -135,16 +148,18 @@ impl FlowMaps {
         Ok(())
     }
 
-    /// Elements of `flows` and of `flows_new`: two for each flow.
-    pub fn elements(&self) -> Result<[usize; 2]> {
+    /// How much is in `flows` and in `flows_new`.
+    pub fn counts(&self) -> Result<[Counts; 2]> {
         let mut position = Position::default();
-        let mut counts = [0; 2];
+        let mut counts = [Counts::default(); 2];
         loop {
             let map = usize::from(Self::is_in_new(&position));
-            match self.next(&mut position, 4096)? {
-                Some(elements) => counts[map] += elements.len(),
-                None => return Ok(counts),
-            }
+            let Some(elements) = self.next(&mut position, 4096)? else {
+                return Ok(counts);
+            };
+            let requests = elements.iter().filter(|(_, flow)| !flow.is_reply());
+            counts[map].flows += requests.count();
+            counts[map].elements += elements.len();
         }
     }
 

@@ -17,7 +17,7 @@ mod open;
 
 pub use age::State;
 pub use collect::{Collector, Removed, Summary};
-pub use maps::{FlowMaps, Pair};
+pub use maps::{Counts, FlowMaps, Pair};
 
 /// Seconds since boot, by the clock of the programs (`bpf_ktime_get_ns`).
 pub fn now_s() -> std::io::Result<u32> {

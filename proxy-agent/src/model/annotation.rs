@@ -137,12 +137,12 @@ fn parse_target(text: &str) -> Result<Target, &'static str> {
     Ok(Target::Name(text.into()))
 }
 
-fn value<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+pub(super) fn value<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
     meta.annotations.as_ref()?.get(key).map(String::as_str)
 }
 
 /// The beginning of a text that somebody wrote.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     text.chars().take(QUOTED_MAX).collect()
 }
 

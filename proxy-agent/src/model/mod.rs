@@ -8,6 +8,7 @@
 //! (resident memory, measured), and the names of their Pods once more.
 
 mod annotation;
+mod forwarding;
 mod ip;
 mod meta;
 mod name;
@@ -20,6 +21,7 @@ mod tests;
 mod warning;
 
 pub use annotation::{ALGORITHM, WEIGHT_DEFAULT, WEIGHT_MAX, WEIGHTS, Weights};
+pub use forwarding::{CILIUM_FORWARDING_MODE, FORWARDING_MODE, ForwardingMode};
 pub use ip::Family;
 pub(crate) use meta::{cluster_name, namespaced_name};
 pub use name::{Interner, ObjectName};

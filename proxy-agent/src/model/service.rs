@@ -1,7 +1,8 @@
 //! `v1/Service`.
 
 use crate::model::{
-    Family, Interner, Kind, ObjectName, Reason, Warning, Weights, annotation, ip, meta,
+    Family, ForwardingMode, Interner, Kind, ObjectName, Reason, Warning, Weights, annotation,
+    forwarding, ip, meta,
 };
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -69,6 +70,8 @@ pub struct Service {
     pub health_check_node_port: u16,
     /// How backends are picked.
     pub algorithm: Algorithm,
+    /// How packets get to backends on other nodes; `None` if the node decides.
+    pub forwarding: Option<ForwardingMode>,
     /// The shares of its endpoints.
     pub weights: Weights,
     /// `spec.ports`, each name once.
@@ -243,6 +246,7 @@ impl RawService {
                 &mut warn,
             ),
             algorithm: annotation::algorithm(&self.metadata, &mut warn),
+            forwarding: forwarding::forwarding(&self.metadata, &mut warn),
             weights: Weights::of_object(&self.metadata, &mut warn),
             ports: spec.ports(&mut warn),
             name: name.clone(),

@@ -430,3 +430,26 @@ fn the_names_of_targets_stay_with_their_endpoints() {
         assert_eq!(warnings.len(), 1);
     }
 }
+
+#[test]
+fn a_service_says_how_packets_get_to_other_nodes() {
+    let convert = |annotations: Value| {
+        let (web, warnings) =
+            service(json!({"metadata": {"name": "web", "annotations": annotations}}));
+        (web.forwarding, warnings)
+    };
+    let ours = |mode: &str| convert(json!({"fairlead.io/forwarding-mode": mode}));
+    let foreign = |mode: &str| convert(json!({"service.cilium.io/forwarding-mode": mode}));
+    for mode in ForwardingMode::ALL {
+        assert_eq!(ours(mode.as_str()), (Some(mode), vec![]));
+        assert_eq!(foreign(mode.as_str()), (Some(mode), vec![]));
+    }
+    assert_eq!(convert(json!({})), (None, vec![]));
+    let both = json!({
+        "fairlead.io/forwarding-mode": "hybrid", "service.cilium.io/forwarding-mode": "dsr",
+    });
+    assert_eq!(convert(both), (Some(ForwardingMode::Hybrid), vec![]));
+    for unknown in [ours("DSR"), foreign("tunnel")] {
+        assert_eq!(unknown, (None, vec![Reason::UnknownValue]));
+    }
+}

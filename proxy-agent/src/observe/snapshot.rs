@@ -3,13 +3,14 @@
 //! Works without the agent and changes nothing.
 
 use crate::publish::bpf::BpfKernel;
-use crate::publish::{Kernel, KernelError};
+use crate::publish::{Kernel, KernelError, NodeMaps};
 use proxy_common::{
-    Backend, BackendId, BackendStats, Frontend, Protocol, Scope, ServiceId, ServiceRecord,
-    ServiceStats,
+    Backend, BackendId, BackendStats, Frontend, NodeAddresses, NodeId, Protocol, Scope, ServiceId,
+    ServiceRecord, ServiceStats,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::Path;
 
 /// A service port with all that the kernel knows of it.
@@ -49,6 +50,8 @@ pub struct FrontendView {
     pub scope: &'static str,
     /// maglev, random or least-connections.
     pub algorithm: &'static str,
+    /// snat or dsr: how packets of clients outside get to backends on other nodes.
+    pub forwarding: &'static str,
     /// Ids of the backends that new connections get, in their order.
     pub backends: Vec<BackendId>,
 }
@@ -62,6 +65,8 @@ pub struct BackendView {
     pub address: String,
     /// On this node.
     pub local: bool,
+    /// Addresses by which its node takes packets for it, if that is known.
+    pub node: Vec<IpAddr>,
     /// Its share of new connections beside the others' weights.
     pub weight: u32,
     /// Whether policy `Local` may use it.
@@ -95,11 +100,12 @@ pub fn read(pin_dir: &Path) -> Result<Vec<ServicePort>, KernelError> {
                 .push(frontend_view(&frontend, kernel.table(frontend.table)));
         }
     }
+    let nodes: BTreeMap<NodeId, NodeAddresses> = kernel.nodes()?.into_iter().collect();
     for id in 1..kernel.backends_max() {
         let backend = kernel.backend(id);
         if let Some(port) = ports.get_mut(&backend.service) {
             port.backends
-                .push(backend_view(id, &backend, kernel.backend_stats(id)));
+                .push(backend_view(id, &backend, kernel.backend_stats(id), &nodes));
         }
     }
     let mut ports: Vec<ServicePort> = ports.into_values().collect();
@@ -149,11 +155,24 @@ fn frontend_view(frontend: &Frontend, mut backends: Vec<BackendId>) -> FrontendV
             Scope::External => "external",
         },
         algorithm: frontend.algorithm.as_str(),
+        forwarding: frontend.forwarding.as_str(),
         backends,
     }
 }
 
-fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> BackendView {
+/// The addresses that a Node has.
+pub(crate) fn addresses(node: &NodeAddresses) -> Vec<IpAddr> {
+    let both = [node.v4, node.v6].into_iter();
+    let known = both.filter(|it| !it.same(it.wildcard()));
+    known.map(|it| it.to_ip()).collect()
+}
+
+fn backend_view(
+    id: BackendId,
+    backend: &Backend,
+    stats: BackendStats,
+    nodes: &BTreeMap<NodeId, NodeAddresses>,
+) -> BackendView {
     let state = if backend.state & Backend::IN_CLUSTER_SET != 0 {
         "ready"
     } else if backend.state & Backend::IN_LOCAL_SET != 0 {
@@ -167,6 +186,7 @@ fn backend_view(id: BackendId, backend: &Backend, stats: BackendStats) -> Backen
         id,
         address: socket_address(backend.address, backend.port),
         local: backend.local != 0,
+        node: nodes.get(&backend.node).map(addresses).unwrap_or_default(),
         weight: backend.weight,
         in_local_set: backend.state & Backend::IN_LOCAL_SET != 0,
         state,

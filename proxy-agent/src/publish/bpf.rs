@@ -3,6 +3,7 @@
 //! `backends` and the chunks of `tables` are mmapable arrays, so that filling a
 //! table is a few stores and not a system call per element.
 
+use super::node_maps::PinnedNodes;
 use super::pinned::{absent_is_fine, duplicate, max_entries, open, refused, typed};
 use super::shared::Shared;
 use super::{AddressSet, Grace, Kernel, KernelError};
@@ -45,6 +46,7 @@ pub struct BpfKernel {
     vips: Bytes<[u8; ADDRESS]>,
     node_addresses: Bytes<[u8; ADDRESS]>,
     source_ranges: LpmTrie<MapData, [u8; RANGE], u32>,
+    pub(super) nodes: PinnedNodes,
     device_settings: Array<MapData, [u8; DEVICE_SETTINGS]>,
     tables: ArrayOfMaps<MapData, MapData>,
     tables_fd: OwnedFd,
@@ -89,6 +91,7 @@ impl BpfKernel {
                 "source_ranges",
             )?))
             .map_err(refused("open", "source_ranges"))?,
+            nodes: PinnedNodes::open(directory)?,
             device_settings: Array::try_from(aya::maps::Map::Array(open(
                 directory,
                 "device_settings",

@@ -26,6 +26,12 @@ pub enum PublishError {
         /// Service ports that fit.
         capacity: u32,
     },
+    /// No id of a Node is left.
+    #[error("map nodes is full ({capacity} Nodes): packets are not handed to this one by DSR")]
+    NodesFull {
+        /// Nodes that fit.
+        capacity: u32,
+    },
     /// A table is larger than a chunk.
     #[error("{length} endpoints are more than a table can hold ({max})")]
     TableTooLarge {
@@ -50,7 +56,10 @@ impl PublishError {
     pub fn is_full(&self) -> bool {
         match self {
             Self::Kernel(error) => error.error.raw_os_error() == Some(libc::E2BIG),
-            Self::BackendsFull { .. } | Self::ServicesFull { .. } | Self::TablesFull => true,
+            Self::BackendsFull { .. }
+            | Self::ServicesFull { .. }
+            | Self::NodesFull { .. }
+            | Self::TablesFull => true,
             Self::TableTooLarge { .. } | Self::NameTooLong { .. } => false,
         }
     }

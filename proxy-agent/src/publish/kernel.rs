@@ -1,8 +1,8 @@
 //! The kernel as the publisher sees it: single writes that can fail.
 
 use proxy_common::{
-    Address, Backend, BackendId, DeviceSettings, Frontend, FrontendKey, ServiceId, ServiceRecord,
-    SourceRange, TableRef,
+    Address, Backend, BackendId, DeviceSettings, Frontend, FrontendKey, LocalBackendKey,
+    NodeAddresses, NodeId, ServiceId, ServiceRecord, SourceRange, TableRef,
 };
 use std::io;
 
@@ -29,8 +29,34 @@ fn advice(error: &io::Error) -> &'static str {
 /// Waits until no program can still read what was there before.
 pub type Grace = Box<dyn FnOnce() -> Result<(), KernelError> + Send>;
 
+/// Single reads and writes of the maps by which Nodes hand packets to each other.
+pub trait NodeMaps {
+    /// Number of elements of `nodes`.
+    fn nodes_max(&self) -> u32;
+    /// The elements of `nodes` that are of a Node.
+    fn nodes(&self) -> Result<Vec<(NodeId, NodeAddresses)>, KernelError>;
+    /// Writes an element of `nodes`.
+    fn set_node(&mut self, id: NodeId, addresses: &NodeAddresses) -> Result<(), KernelError>;
+    /// Every element of `node_ids`.
+    fn node_ids(&self) -> Result<Vec<(Address, NodeId)>, KernelError>;
+    /// Writes an element of `node_ids`.
+    fn set_node_id(&mut self, address: &Address, id: NodeId) -> Result<(), KernelError>;
+    /// Removes an element of `node_ids`.
+    fn remove_node_id(&mut self, address: &Address) -> Result<(), KernelError>;
+    /// Every element of `local_backends`.
+    fn local_backends(&self) -> Result<Vec<(LocalBackendKey, BackendId)>, KernelError>;
+    /// Writes an element of `local_backends`.
+    fn set_local_backend(
+        &mut self,
+        key: &LocalBackendKey,
+        id: BackendId,
+    ) -> Result<(), KernelError>;
+    /// Removes an element of `local_backends`.
+    fn remove_local_backend(&mut self, key: &LocalBackendKey) -> Result<(), KernelError>;
+}
+
 /// Single reads and writes of the maps. The publisher puts them in order.
-pub trait Kernel {
+pub trait Kernel: NodeMaps {
     /// Number of elements of `backends`.
     fn backends_max(&self) -> u32;
     /// Number of elements of `services`.

@@ -24,11 +24,23 @@ pub fn copy(old: &impl Kernel, new: &mut impl Kernel, base: u32) -> Result<Migra
     let mut migrated = Migrated::default();
     let last = (1..old.backends_max()).map(|id| old.backend(id).generation);
     set_generations(new, base.max(last.max().unwrap_or(0)));
+    // Their maps have one size.
+    for (id, addresses) in old.nodes()? {
+        new.set_node(id, &addresses)?;
+    }
+    for (address, id) in old.node_ids()? {
+        new.set_node_id(&address, id)?;
+    }
     for id in 1..old.backends_max().min(new.backends_max()) {
         let backend = old.backend(id);
         // One without state was about to be freed.
         if backend.state != 0 {
             new.set_backend(id, &backend);
+        }
+    }
+    for (key, id) in old.local_backends()? {
+        if id < new.backends_max() {
+            new.set_local_backend(&key, id)?;
         }
     }
     for (id, record) in old.services()? {
@@ -53,8 +65,10 @@ pub fn copy(old: &impl Kernel, new: &mut impl Kernel, base: u32) -> Result<Migra
             migrated.left_out += 1;
         }
     }
+    let DeviceSettings { seed, node, .. } = old.device_settings()?;
     let settings = DeviceSettings {
-        seed: old.device_settings()?.seed,
+        seed,
+        node,
         ..new.device_settings()?
     };
     new.set_device_settings(&settings)?;

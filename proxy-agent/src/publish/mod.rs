@@ -21,8 +21,11 @@ mod counters;
 mod error;
 mod ids;
 mod kernel;
+mod local;
 pub mod migrate;
 mod node;
+mod node_maps;
+mod nodes;
 mod pinned;
 mod port;
 mod restore;
@@ -31,7 +34,8 @@ mod shared;
 pub(crate) mod tests;
 
 pub use error::PublishError;
-pub use kernel::{AddressSet, Grace, Kernel, KernelError};
+pub use kernel::{AddressSet, Grace, Kernel, KernelError, NodeMaps};
+pub use nodes::{Nodes, NodesOutcome};
 
 use crate::compile::{self, PortKey};
 use crate::model::ObjectName;
@@ -39,8 +43,12 @@ use crate::resolve::{ResolvedPort, ResolvedService};
 use arena::Arena;
 use claims::{Claims, Rank};
 use ids::Ids;
+use nodes::NodeMirror;
 use port::Port;
-use proxy_common::{Address, BackendId, Frontend, FrontendKey, ServiceId, SourceRange, TableRef};
+use proxy_common::{
+    Address, BackendId, Frontend, FrontendKey, LocalBackendKey, NodeAddresses, NodeId, ServiceId,
+    SourceRange, TableRef,
+};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// A Service that is asked for, or `None` if it is gone.
@@ -67,6 +75,7 @@ pub struct Retired {
     backends: Vec<BackendId>,
     services: Vec<ServiceId>,
     source_ranges: Vec<(u32, SourceRange)>,
+    nodes: Vec<NodeId>,
     /// Whether a UDP backend is among them: sockets may be connected to it.
     udp: bool,
 }
@@ -82,6 +91,7 @@ impl Retired {
             && self.backends.is_empty()
             && self.services.is_empty()
             && self.source_ranges.is_empty()
+            && self.nodes.is_empty()
     }
 }
 
@@ -111,6 +121,11 @@ pub struct Publisher<K> {
     backends_in_use: usize,
     /// Map `node_addresses`.
     node_addresses: BTreeSet<Address>,
+    nodes: NodeMirror,
+    /// Map `local_backends`.
+    local_backends: HashMap<LocalBackendKey, BackendId>,
+    /// This node's own addresses in map `device_settings`.
+    own_node: NodeAddresses,
     /// Seed in map `device_settings`.
     seed: u32,
     retired: Retired,
@@ -154,6 +169,7 @@ impl<K: Kernel> Publisher<K> {
         for id in gone.filter(|id| !kept.contains(id)) {
             self.retire_port(id);
         }
+        self.retire_nodes();
         batch.failures
     }
 
@@ -178,6 +194,7 @@ impl<K: Kernel> Publisher<K> {
             self.kernel.remove_address(AddressSet::Vips, &vip)?;
             self.vips.remove(&vip);
         }
+        self.prune_local();
         Ok(())
     }
 
@@ -199,6 +216,7 @@ impl<K: Kernel> Publisher<K> {
             backends,
             services,
             source_ranges,
+            nodes,
             udp: _,
         } = retired;
         for table in tables {
@@ -209,6 +227,9 @@ impl<K: Kernel> Publisher<K> {
             self.kernel.set_backend(id, &port::unused(&old));
             self.backend_ids.release(id);
             self.backends_in_use = self.backends_in_use.saturating_sub(1);
+        }
+        for id in nodes {
+            self.free_node(id)?;
         }
         for (prefix_length, range) in source_ranges {
             self.kernel.remove_source_range(prefix_length, &range)?;

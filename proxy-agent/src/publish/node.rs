@@ -1,7 +1,7 @@
 //! What the maps hold of the node itself: its addresses, and the seed of the packet path.
 
 use super::{AddressSet, Kernel, KernelError, Publisher};
-use proxy_common::{Address, DeviceSettings};
+use proxy_common::{Address, DeviceSettings, NodeAddresses};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -24,6 +24,20 @@ impl<K: Kernel> Publisher<K> {
             }
         }
         outcome
+    }
+
+    /// From which of its addresses this node hands packets to others.
+    pub fn set_own_node(&mut self, node: NodeAddresses) -> Result<(), KernelError> {
+        if self.own_node == node {
+            return Ok(());
+        }
+        let settings = DeviceSettings {
+            node,
+            ..self.kernel.device_settings()?
+        };
+        self.kernel.set_device_settings(&settings)?;
+        self.own_node = node;
+        Ok(())
     }
 
     /// The seed of Maglev tables: what an earlier agent wrote, or 0.

@@ -82,7 +82,7 @@ impl Port {
                 .binary_search_by_key(&key, |entry| entry.key)
                 .is_ok()
         };
-        endpoints.iter().filter(is_known).copied().collect()
+        endpoints.iter().filter(is_known).cloned().collect()
     }
 
     pub(super) fn frontend_keys(&self) -> impl Iterator<Item = FrontendKey> + '_ {
@@ -105,6 +105,7 @@ pub(super) fn unused(old: &Backend) -> Backend {
         service: 0,
         generation: old.generation,
         weight: 0,
+        node: 0,
     }
 }
 
@@ -155,6 +156,9 @@ impl<K: Kernel> Publisher<K> {
                 (self.prepare_backends(id, port, &kept)?, Some(error))
             }
         };
+        // Without it a backend still serves, but for what other nodes hand over.
+        let listed = next.iter().try_for_each(|it| self.list_local(id, it));
+        let shortage = shortage.or(listed.err().map(PublishError::from));
         let tables = self.prepare_tables(port, &next, &desired.frontends)?;
         // From here on nothing fails before the frontends swing.
         port.next_backends = Some(next);
@@ -186,6 +190,7 @@ impl<K: Kernel> Publisher<K> {
                     // swing, the old sets are in force too.
                     entry.state |= state;
                     entry.local = local;
+                    entry.node = self.nodes.id_of(endpoint.node.as_ref(), entry.node);
                     entry.weight = endpoint.weight;
                     let current = *entry;
                     self.write_backend(id, &current);
@@ -201,6 +206,7 @@ impl<K: Kernel> Publisher<K> {
                         key,
                         state,
                         local,
+                        node: self.nodes.id_of(endpoint.node.as_ref(), 0),
                         weight: endpoint.weight,
                         id: backend,
                     };
@@ -342,6 +348,7 @@ impl<K: Kernel> Publisher<K> {
                     Ok(index) => {
                         let kept = port.backends[index];
                         self.write_backend(id, &kept);
+                        self.unlist_local(id, &kept, false);
                     }
                     Err(_) => self.retire_backend(id, &entry, port.key.protocol),
                 }
@@ -392,6 +399,7 @@ impl<K: Kernel> Publisher<K> {
     /// The element keeps its address until its readers are gone: they may have
     /// read its id from an old table a moment ago.
     fn retire_backend(&mut self, service: ServiceId, entry: &BackendEntry, protocol: Protocol) {
+        self.unlist_local(service, entry, true);
         self.write_backend(service, &BackendEntry { state: 0, ..*entry });
         self.retired.backends.push(entry.id);
         self.retired.udp |= protocol == Protocol::Udp;
@@ -410,5 +418,6 @@ fn record(service: ServiceId, entry: &BackendEntry, generation: u32) -> Backend 
         service,
         generation,
         weight: entry.weight.into(),
+        node: entry.node,
     }
 }

@@ -1,7 +1,8 @@
 //! The mirror as the kernel's maps have it: ids and generations survive restarts.
 
 use super::{
-    AddressSet, Arena, Claims, Ids, Kernel, KernelError, Port, Publisher, Retired, ServiceState,
+    AddressSet, Arena, Claims, Ids, Kernel, KernelError, NodeMirror, Port, Publisher, Retired,
+    ServiceState,
 };
 use crate::compile::{self, BackendEntry, PortKey, TableKind};
 use crate::model::ObjectName;
@@ -50,6 +51,9 @@ impl<K: Kernel> Publisher<K> {
             service_ids: Ids::new(kernel.services_max(), |id| used.contains(&id)),
             vips_missing: BTreeSet::new(),
             backends_in_use,
+            nodes: NodeMirror::restore(&kernel)?,
+            local_backends: kernel.local_backends()?.into_iter().collect(),
+            own_node: kernel.device_settings()?.node,
             seed: kernel.device_settings()?.seed,
             next_generation: last_generation.unwrap_or(0).wrapping_add(1),
             node_addresses: node_addresses.into_iter().collect(),
@@ -114,6 +118,7 @@ fn restore_backends(kernel: &impl Kernel, ports: &mut Ports, retired: &mut Retir
             key,
             state: backend.state,
             local: backend.local,
+            node: backend.node,
             weight: backend.weight.try_into().unwrap_or(u16::MAX),
             id,
         };

@@ -8,6 +8,7 @@ use crate::model::{
     Warning,
 };
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// A slice and those of its endpoints that may be used as backends.
 pub(super) struct UsableSlice<'a> {
@@ -22,6 +23,7 @@ pub(super) struct Candidate<'a> {
     pub(super) address: IpAddr,
     pub(super) port: u16,
     pub(super) local: bool,
+    pub(super) node: Option<&'a Arc<str>>,
     pub(super) ready: bool,
     /// Serving and terminating: used while nothing is ready (KEP-1669).
     pub(super) draining: bool,
@@ -134,12 +136,23 @@ pub(super) fn join<'a>(
     });
     all.dedup_by(|later, first| {
         let same = (later.address, later.port) == (first.address, first.port);
-        first.local |= same && later.local;
+        if same && later.local && !first.local {
+            (first.local, first.node) = (true, later.node);
+        }
         same
     });
     all.retain(|it| it.ready || it.serving);
     all
 }
+
+type Rank<'a> = (
+    bool,
+    bool,
+    bool,
+    Option<&'a Hints>,
+    u16,
+    Option<&'a Arc<str>>,
+);
 
 impl<'a> Candidate<'a> {
     fn new(endpoint: &'a Endpoint, weight: u16, port: u16, node: &NodeView) -> Self {
@@ -147,6 +160,7 @@ impl<'a> Candidate<'a> {
             address: endpoint.address,
             port,
             local: endpoint.node.as_deref() == Some(&*node.name),
+            node: endpoint.node.as_ref(),
             ready: endpoint.ready,
             draining: endpoint.serving && endpoint.terminating,
             serving: endpoint.serving,
@@ -155,18 +169,19 @@ impl<'a> Candidate<'a> {
         }
     }
 
-    /// Which of two copies counts: the greater. Hints and weights only make the
-    /// choice between equal ones independent of the slices' order.
-    fn rank(&self) -> (bool, bool, bool, Option<&'a Hints>, u16) {
+    /// Which of two copies counts: the greater. Hints, weights and nodes only make
+    /// the choice between equal ones independent of the slices' order.
+    fn rank(&self) -> Rank<'a> {
         let Self {
             ready,
             draining,
             serving,
             hints,
             weight,
+            node,
             ..
         } = *self;
-        (ready, draining, serving, hints, weight)
+        (ready, draining, serving, hints, weight, node)
     }
 }
 

@@ -4,7 +4,7 @@
 
 use super::{NodeView, ResolveOptions, ResolvedFrontend, Skip, address};
 use crate::model::{Family, Kind, Reason, Service, ServicePort, ServiceType, Warning};
-use proxy_common::{Address, EndpointSet, FrontendKind, Scope, SourceFilter};
+use proxy_common::{Address, EndpointSet, Forwarding, FrontendKind, Scope, SourceFilter};
 use std::net::IpAddr;
 
 /// The addresses that all ports of a Service share.
@@ -75,24 +75,28 @@ impl Addresses {
         service: &Service,
         port: &ServicePort,
         node: &NodeView,
-        skip: &[Skip],
+        options: &ResolveOptions,
     ) -> Vec<ResolvedFrontend> {
         let mut sites = self.sites(port);
         sites.retain(|&(address, number, _)| {
             let address = address.to_ip();
-            !skip
-                .iter()
-                .any(|skip| skip.covers(address, number, port.protocol))
+            let is_covered = |it: &Skip| it.covers(address, number, port.protocol);
+            !options.skip.iter().any(is_covered)
         });
+        let mode = service.forwarding.unwrap_or(options.forwarding);
         let scopes = [Scope::Internal, Scope::External].into_iter();
-        let frontend = |scope, (address, port, kind)| ResolvedFrontend {
+        let frontend = |scope, (address, number, kind)| ResolvedFrontend {
             address,
-            port,
+            port: number,
             kind,
             scope,
             set: set(service, kind, scope),
             source_filter: source_filter(service, kind, scope, address, node),
             algorithm: service.algorithm,
+            forwarding: match scope {
+                Scope::Internal => Forwarding::Snat,
+                Scope::External => mode.of(port.protocol),
+            },
         };
         scopes
             .flat_map(|scope| sites.iter().map(move |&site| frontend(scope, site)))

@@ -20,9 +20,13 @@ mod topology;
 pub use health::HealthCheck;
 pub use skip::{NoSkip, Skip};
 
-use crate::model::{EndpointSlice, Kind, ObjectName, Reason, Service, ServicePort, Warning};
+use crate::model::{
+    EndpointSlice, ForwardingMode, Kind, ObjectName, Reason, Service, ServicePort, Warning,
+};
 use ipnet::IpNet;
-use proxy_common::{Address, Algorithm, EndpointSet, FrontendKind, Protocol, Scope, SourceFilter};
+use proxy_common::{
+    Address, Algorithm, EndpointSet, Forwarding, FrontendKind, Protocol, Scope, SourceFilter,
+};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -50,6 +54,8 @@ pub struct ResolveOptions {
     pub health_check_node_ports: bool,
     /// Frontends that are not served.
     pub skip: Vec<Skip>,
+    /// How packets get to backends on other nodes, unless a Service says otherwise.
+    pub forwarding: ForwardingMode,
 }
 
 /// A Service as this node serves it.
@@ -108,10 +114,13 @@ pub struct ResolvedFrontend {
     pub source_filter: SourceFilter,
     /// How backends are picked.
     pub algorithm: Algorithm,
+    /// How packets get to backends on other nodes; SNAT for clients here, whose
+    /// packets are not forwarded.
+    pub forwarding: Forwarding,
 }
 
 /// An endpoint of a service port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ResolvedEndpoint {
     /// The address.
     pub address: IpAddr,
@@ -122,6 +131,8 @@ pub struct ResolvedEndpoint {
     pub weight: u16,
     /// Whether it is on this node.
     pub local: bool,
+    /// The Node that it is on, by name, be there such a Node or not.
+    pub node: Option<Arc<str>>,
     /// Whether new flows under policy `Cluster` may use it.
     pub in_cluster_set: bool,
     /// Whether new flows under policy `Local` may use it.
@@ -171,7 +182,7 @@ pub fn resolve<'a>(
             internal_local: service.internal_local,
             external_local: service.external_local,
             source_ranges: service.source_ranges.to_vec(),
-            frontends: addresses.frontends(service, port, node, &options.skip),
+            frontends: addresses.frontends(service, port, node, options),
             endpoints: topology::assign(&candidates, node),
         }
     };

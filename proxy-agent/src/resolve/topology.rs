@@ -112,6 +112,7 @@ pub(super) fn assign(candidates: &[Candidate<'_>], node: &NodeView) -> Vec<Resol
             port: it.port,
             weight: it.weight,
             local: it.local,
+            node: it.node.cloned(),
             in_cluster_set: in_cluster(it) && (it.weight > 0 || !cluster_weighs),
             in_local_set: in_local(it) && (it.weight > 0 || !local_weighs),
         }));

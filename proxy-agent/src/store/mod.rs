@@ -9,12 +9,14 @@
 mod changes;
 mod counts;
 mod listing;
+mod nodes;
 mod opt_outs;
 mod slices;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use crate::model::{EndpointSlice, Kind, Node, ObjectName, Service};
+use crate::publish;
 use crate::resolve::NodeView;
 use crate::source::{Event, Object};
 pub use changes::{Changes, Trigger};
@@ -23,7 +25,9 @@ pub use opt_outs::OptedOut;
 use changes::Tally;
 use counts::AddressCounts;
 use listing::Listings;
+use nodes::Nodes;
 use opt_outs::OptOuts;
+use proxy_common::NodeAddresses;
 use slices::Slices;
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -34,6 +38,7 @@ use std::sync::Arc;
 pub struct Store {
     node: NodeView,
     internal_ips: Box<[IpAddr]>,
+    nodes: Nodes,
     leaving: bool,
     /// Whether our Node was there.
     node_seen: bool,
@@ -59,6 +64,7 @@ impl Store {
                 addresses: Vec::new(),
             },
             internal_ips: Box::default(),
+            nodes: Nodes::default(),
             leaving: false,
             node_seen: false,
             tally: Tally::default(),
@@ -175,6 +181,39 @@ impl Store {
         &self.internal_ips
     }
 
+    /// Whether our Node was ever there.
+    pub fn node_seen(&self) -> bool {
+        self.node_seen
+    }
+
+    /// The address of our Node in each family by which others reach it, as last known.
+    pub fn own_addresses(&self) -> NodeAddresses {
+        nodes::addresses(&self.internal_ips).unwrap_or(NodeAddresses::NONE)
+    }
+
+    /// Whether all Nodes are known, and those with an address have changed since the
+    /// last call.
+    pub fn take_nodes_changed(&mut self) -> bool {
+        self.node_known() && self.nodes.take_changed()
+    }
+
+    /// The Nodes that have an address, as far as known.
+    pub fn nodes(&self) -> &publish::Nodes {
+        self.nodes.published()
+    }
+
+    /// Marks the Services with endpoints on these Nodes. Looks at all endpoints, but
+    /// once for all Nodes together.
+    pub fn touch_on_nodes(&mut self, names: &BTreeSet<Arc<str>>) {
+        if names.is_empty() {
+            return;
+        }
+        let touched = self.slices.users_of_nodes(names);
+        let services = &self.services;
+        self.dirty
+            .extend(touched.filter(|it| services.contains_key(it)).cloned());
+    }
+
     fn apply_object(&mut self, object: Object) {
         match object {
             Object::Service(service) => self.apply_service(service),
@@ -217,6 +256,7 @@ impl Store {
     }
 
     fn apply_node(&mut self, node: Node) {
+        self.nodes.apply(&node);
         if *node.name.name == *self.node.name {
             self.set_zone(node.zone);
             self.internal_ips = node.internal_ips;
@@ -241,12 +281,14 @@ impl Store {
                     self.mark(old.service);
                 }
             }
-            Kind::Node if *name.name == *self.node.name => {
-                self.set_zone(None);
-                // One that was never there may still come.
-                self.leaving = self.node_seen;
+            Kind::Node => {
+                self.nodes.delete(name);
+                if *name.name == *self.node.name {
+                    self.set_zone(None);
+                    // One that was never there may still come.
+                    self.leaving = self.node_seen;
+                }
             }
-            Kind::Node => {}
             Kind::Pod | Kind::Namespace => self.opt_outs.delete(kind, name),
         }
     }
@@ -272,11 +314,8 @@ impl Store {
                 .collect(),
             Kind::Node => {
                 let ours = ObjectName::new("", self.node.name.clone());
-                if seen.contains(&ours) {
-                    Vec::new()
-                } else {
-                    vec![ours]
-                }
+                let known = self.nodes.names().chain([ours]);
+                known.filter(|name| !seen.contains(name)).collect()
             }
             Kind::Pod | Kind::Namespace => {
                 let mut known = self.opt_outs.names(kind);

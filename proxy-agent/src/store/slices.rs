@@ -1,9 +1,10 @@
 //! EndpointSlices by the Service that their label names.
 
 use super::counts::AddressCounts;
-use crate::model::{EndpointSlice, ObjectName};
-use std::collections::HashMap;
+use crate::model::{Endpoint, EndpointSlice, ObjectName};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 /// The slices that belong to a Service; others are not kept.
 #[derive(Debug, Default)]
@@ -79,6 +80,26 @@ impl Slices {
     /// Services of slices with zone hints, in no order.
     pub(super) fn zone_hinted(&self) -> impl Iterator<Item = &ObjectName> {
         self.zone_hinted.keys()
+    }
+
+    /// Services that have an endpoint on one of these Nodes, in no order. Looks at all
+    /// endpoints.
+    pub(super) fn users_of_nodes(
+        &self,
+        names: &BTreeSet<Arc<str>>,
+    ) -> impl Iterator<Item = &ObjectName> {
+        let is_there = |endpoint: &Endpoint| {
+            let node = endpoint.node.as_ref();
+            node.is_some_and(|node| names.contains(node))
+        };
+        let uses = move |slices: &Vec<EndpointSlice>| {
+            let mut endpoints = slices.iter().flat_map(|slice| &slice.endpoints);
+            endpoints.any(is_there)
+        };
+        let services = self.by_service.iter();
+        services
+            .filter(move |(_, slices)| uses(slices))
+            .map(|(service, _)| service)
     }
 
     /// Services that have an endpoint of this address, in no order. Looks at

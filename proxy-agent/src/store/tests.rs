@@ -1,7 +1,9 @@
 //! Order of events, marks, and property tests.
 
 use super::*;
-use crate::model::{Endpoint, Family, Hints, ServicePort, ServiceType, SlicePort, Weights};
+use crate::model::{
+    Endpoint, Family, ForwardingMode, Hints, ServicePort, ServiceType, SlicePort, Weights,
+};
 use crate::resolve::{ResolveOptions, ResolvedService, resolve};
 use proptest::prelude::*;
 use proxy_common::{Algorithm, Protocol};
@@ -32,6 +34,7 @@ pub(crate) fn service(service: &str, cluster_ip: &str) -> Object {
         external_local: false,
         health_check_node_port: 0,
         algorithm: Algorithm::default(),
+        forwarding: None,
         weights: Weights::default(),
         ports: [ServicePort {
             name: "http".into(),
@@ -411,6 +414,7 @@ fn answers(store: &Store) -> BTreeMap<ObjectName, ResolvedService> {
     let options = ResolveOptions {
         health_check_node_ports: true,
         skip: Vec::new(),
+        forwarding: ForwardingMode::Snat,
         service_proxy_name: None,
         external_ips: true,
     };

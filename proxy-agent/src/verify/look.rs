@@ -160,7 +160,7 @@ impl Observer<'_> {
             BpfKernel::open(pin_dir).context("reading the maps: does an agent pin them there?")?;
         let wanted = Wanted::of(&self.store, &self.config.resolve);
         let internal_ips = self.store.internal_ips();
-        let chosen = select(&self.network, internal_ips, &self.config.uplinks);
+        let chosen = select(&self.network, internal_ips, &self.config.devices);
         let mut differences = self.hooks_and_devices(&chosen)?;
         differences.extend(self.settings(!chosen.devices.is_empty())?);
         differences.extend(self.node_addresses(&kernel)?);

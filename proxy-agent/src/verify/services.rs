@@ -6,8 +6,8 @@ use crate::compile::{self, BackendEntry, TABLES_PER_PORT, TableKind};
 use crate::observe::snapshot::socket_address;
 use crate::publish::{AddressSet, Kernel, KernelError};
 use proxy_common::{
-    Address, Algorithm, Backend, BackendId, EndpointSet, Frontend, FrontendKey, Protocol, Scope,
-    ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef,
+    Address, Algorithm, Backend, BackendId, EndpointSet, Forwarding, Frontend, FrontendKey,
+    Protocol, Scope, ServiceId, ServiceRecord, SourceFilter, SourceRange, TableRef,
 };
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -328,8 +328,12 @@ fn describe(frontend: &Frontend, owner: &str) -> String {
         Algorithm::Maglev => String::new(),
         other => format!(", {}", other.as_str()),
     };
+    let forwarding = match frontend.forwarding {
+        Forwarding::Snat => "",
+        Forwarding::Dsr => ", DSR",
+    };
     let kind = frontend.kind.as_str();
-    format!("{kind} of {owner} with {set}{algorithm}{who}{elsewhere}{affinity}")
+    format!("{kind} of {owner} with {set}{algorithm}{forwarding}{who}{elsewhere}{affinity}")
 }
 
 fn endpoint(backend: &Backend) -> String {

@@ -3,7 +3,7 @@
 use super::{Difference, Part, Wanted, at_both, compare, node};
 use crate::attach::HookState;
 use crate::devices::Chosen;
-use crate::model::{ObjectName, Service};
+use crate::model::{ForwardingMode, ObjectName, Service};
 use crate::publish::Publisher;
 use crate::publish::tests::fake::{Fake, Maps};
 use crate::resolve::{self, ResolveOptions};
@@ -19,6 +19,7 @@ fn options() -> ResolveOptions {
         external_ips: true,
         health_check_node_ports: true,
         skip: Vec::new(),
+        forwarding: ForwardingMode::default(),
     }
 }
 

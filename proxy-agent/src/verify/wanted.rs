@@ -53,6 +53,8 @@ impl WantedPort {
                 key: (endpoint.address.into(), endpoint.port),
                 state: compile::state(endpoint),
                 local: endpoint.local.into(),
+                // A number of this node's own, as the id.
+                node: 0,
                 weight: endpoint.weight,
                 id: 0,
             })

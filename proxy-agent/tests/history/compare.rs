@@ -5,7 +5,7 @@ use crate::model::{Client, Endpoint, Model, Outcome, Probe};
 use crate::steps::Objects;
 use proxy_agent::publish::Failures;
 use proxy_common::decide::{BackendRef, Decision, Request, Target, decide};
-use proxy_common::{DropReason, Protocol, Scope};
+use proxy_common::{BackendId, DropReason, Forwarding, Protocol, Scope};
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -127,12 +127,16 @@ impl<'p> Comparison<'p> {
                     self.got[index]
                 ));
             }
+            if got == wanted && !has_failed(&wanted) {
+                ways(pinned, &model, probe)?;
+            }
             if !self.plenty {
                 self.got[index] = got;
             }
         }
         if self.plenty {
             self.remembered(pinned, &model)?;
+            on_this_node(pinned, &model)?;
         }
         self.model = model;
         Ok(())
@@ -205,6 +209,7 @@ fn view<'a>(pinned: &'a Pinned, probe: &Probe, client: u64, random: u32) -> View
         client,
         random,
         table: Cell::default(),
+        forwarding: Cell::default(),
     }
 }
 
@@ -232,6 +237,46 @@ fn ask(
         Decision::Forward(target) => Ok(target),
         other => Err(format!("{probe:?}: {other:?}")),
     }
+}
+
+/// How a frontend forwards, and the Nodes of its backends.
+fn ways(pinned: &Pinned, model: &Model, probe: &Probe) -> Result<(), String> {
+    let (Some(front), Outcome::Forwarded(_, endpoints)) =
+        (model.front(probe), model.outcome(probe))
+    else {
+        return Ok(());
+    };
+    let view = view(pinned, probe, 0, 0);
+    decide(&view, &request(probe), BackendRef::NONE);
+    let is_dsr = view.forwarding.get() == Forwarding::Dsr;
+    if is_dsr != (front.dsr && probe.client == Client::Outside) {
+        return Err(format!("{probe:?}: by DSR: {is_dsr}"));
+    }
+    let ids: BTreeSet<BackendId> = pinned.ids(view.table.get()).collect();
+    let got = ids
+        .iter()
+        .map(|&id| (pinned.endpoint(id), pinned.node_of(id)));
+    let (got, wanted) = (got.collect(), model.nodes_of(front, &endpoints));
+    if wanted != got {
+        return Err(format!(
+            "Nodes: {probe:?}\n  got    {got:?}\n  wanted {wanted:?}"
+        ));
+    }
+    Ok(())
+}
+
+/// From whom packets are taken, and for which backends.
+fn on_this_node(pinned: &Pinned, model: &Model) -> Result<(), String> {
+    let here = pinned.here();
+    if here != model.here {
+        return Err(format!("on this node: {here:?}\n  wanted {:?}", model.here));
+    }
+    let friends: BTreeSet<IpAddr> = pinned.nodes.friends().into_iter().collect();
+    let wanted: BTreeSet<IpAddr> = model.nodes.values().flatten().copied().collect();
+    if friends != wanted {
+        return Err(format!("from Nodes: {friends:?}\n  wanted {wanted:?}"));
+    }
+    Ok(())
 }
 
 /// Entries of a long table that are asked for one by one.

@@ -5,16 +5,19 @@
 //! 2 and 7 of ARCHITECTURE.md).
 
 use crate::model::{Client, Endpoint, LEFT_ALONE, client_address};
+use crate::node_maps::NodeElements;
 use crate::steps::Room;
 use proxy_agent::publish::{AddressSet, Grace, Kernel, KernelError};
 use proxy_common::decide::{FrontendLookup, Maps};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Backend, BackendId, DeviceSettings, Frontend, FrontendKey,
-    IDS_PER_LINE, ServiceId, ServiceRecord, SourceRange, TableLine, TableRef,
+    Address, Affinity, AffinityKey, Backend, BackendId, DeviceSettings, Forwarding, Frontend,
+    FrontendKey, IDS_PER_LINE, Protocol, ServiceId, ServiceRecord, SourceRange, TableLine,
+    TableRef,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::net::IpAddr;
 use std::rc::Rc;
 use zerocopy::FromZeros;
 
@@ -31,6 +34,7 @@ pub(crate) struct Pinned {
     vips: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
     device_settings: DeviceSettings,
+    pub(crate) nodes: NodeElements,
     affinity: RefCell<HashMap<AffinityKey, Affinity>>,
     /// Every value of a frontend that a program may still work with.
     readable: Vec<Readable>,
@@ -52,7 +56,7 @@ struct Readable {
 pub(crate) struct FakeKernel(pub(crate) Rc<RefCell<Pinned>>);
 
 /// What a write can break.
-enum Touches {
+pub(crate) enum Touches {
     Nothing,
     /// The value that was written last.
     LastFrontend,
@@ -72,6 +76,7 @@ impl FakeKernel {
             vips: BTreeSet::new(),
             node_addresses: BTreeSet::new(),
             device_settings: DeviceSettings::default(),
+            nodes: NodeElements::default(),
             affinity: RefCell::default(),
             readable: Vec::new(),
             room,
@@ -101,7 +106,7 @@ impl FakeKernel {
         self.0.borrow().broken.clone()
     }
 
-    fn write<T>(&self, touches: Touches, change: impl FnOnce(&mut Pinned) -> T) -> T {
+    pub(crate) fn write<T>(&self, touches: Touches, change: impl FnOnce(&mut Pinned) -> T) -> T {
         let mut pinned = self.0.borrow_mut();
         if let Some(left) = pinned.writes_left.as_mut() {
             if *left == 0 {
@@ -125,6 +130,18 @@ impl FakeKernel {
 impl Pinned {
     fn backend(&self, id: BackendId) -> Backend {
         self.backends[id as usize]
+    }
+
+    /// Every element of `backends`.
+    pub(crate) fn backends(&self) -> impl Iterator<Item = &Backend> {
+        self.backends.iter()
+    }
+
+    /// Something was found broken.
+    pub(crate) fn break_with(&mut self, what: Option<String>) {
+        if self.broken.is_none() {
+            self.broken = what;
+        }
     }
 
     pub(crate) fn id_at(&self, table: TableRef, index: u32) -> BackendId {
@@ -199,6 +216,28 @@ impl Pinned {
 
     pub(crate) fn service_of(&self, id: BackendId) -> ServiceId {
         self.backend(id).service
+    }
+
+    /// The addresses of a backend's Node.
+    pub(crate) fn node_of(&self, id: BackendId) -> Vec<IpAddr> {
+        self.nodes.addresses_of(self.backend(id).node)
+    }
+
+    /// Service port and endpoint of each backend that is listed as on this node.
+    pub(crate) fn here(&self) -> BTreeSet<(String, Protocol, Endpoint)> {
+        let listed = self.nodes.local().map(|(key, id)| {
+            let protocol = self.services.get(&key.service).map_or(0, |it| it.protocol);
+            let protocol = Protocol::from_number(protocol).unwrap_or(Protocol::Sctp);
+            let backend = self.backend(id);
+            let is_right = backend.service == key.service && backend.local == 1;
+            let owner = if is_right {
+                self.owner(key.service)
+            } else {
+                format!("{backend:?}")
+            };
+            (owner, protocol, (key.address.to_ip(), key.port as u16))
+        });
+        listed.collect()
     }
 
     /// Address and port of a backend.
@@ -372,12 +411,18 @@ pub(crate) struct View<'a> {
     pub(crate) random: u32,
     /// The table that was looked into.
     pub(crate) table: Cell<TableRef>,
+    /// How its frontend forwards.
+    pub(crate) forwarding: Cell<Forwarding>,
 }
 
 impl Maps for View<'_> {
-    fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
+    fn frontend(&self, key: &FrontendKey, copy: &mut Frontend) -> FrontendLookup {
         match self.pinned.frontends.get(key) {
-            Some(frontend) => FrontendLookup::Found(*frontend),
+            Some(frontend) => {
+                self.forwarding.set(frontend.forwarding);
+                *copy = *frontend;
+                FrontendLookup::Found
+            }
             None => FrontendLookup::Missing,
         }
     }

@@ -12,6 +12,7 @@ mod generate;
 mod kernel;
 mod large;
 mod model;
+mod node_maps;
 mod random;
 mod shrink;
 mod steps;

@@ -120,9 +120,17 @@ impl Agent {
         if !self.store.complete() {
             return Failures::new();
         }
+        let changed = self.store.take_nodes_changed();
+        let mut all_due = !self.pruned;
+        if self.store.node_known() && (changed || !self.publisher.has_nodes()) {
+            let outcome = self.publisher.set_nodes(self.store.nodes());
+            all_due |= outcome.is_first;
+            assert!(outcome.failures.is_empty(), "{:?}", outcome.failures);
+            self.store.touch_on_nodes(&outcome.changed);
+        }
         let mut dirty: BTreeSet<ObjectName> = self.store.take_dirty().into_iter().collect();
         dirty.append(&mut self.retry);
-        if !self.pruned {
+        if all_due {
             dirty.extend(self.publisher.known_services().cloned());
         }
         let changes = dirty.into_iter().map(|name| self.resolve(name)).collect();
@@ -154,6 +162,7 @@ fn options() -> ResolveOptions {
         service_proxy_name: Some(OUR_PROXY.into()),
         external_ips: true,
         skip: vec![format!("{LEFT_ALONE}:53").parse().unwrap()],
+        forwarding: model::ForwardingMode::Hybrid,
     }
 }
 

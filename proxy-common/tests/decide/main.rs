@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proxy_common::decide::{BackendRef, Decision, FrontendLookup, Maps, Refusal, Request, decide};
 use proxy_common::{
     Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, DropReason, EndpointSet,
-    FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
+    Frontend, FrontendKey, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -290,10 +290,14 @@ fn new_connections_spread_evenly() {
 
 #[test]
 fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
-    struct Broken(FrontendLookup, Option<BackendId>, Option<Backend>);
+    struct Broken(Option<Frontend>, Option<BackendId>, Option<Backend>);
     impl Maps for Broken {
-        fn frontend(&self, _: &FrontendKey) -> FrontendLookup {
-            self.0
+        fn frontend(&self, _: &FrontendKey, copy: &mut Frontend) -> FrontendLookup {
+            let Some(found) = self.0 else {
+                return FrontendLookup::Unstable;
+            };
+            *copy = found;
+            FrontendLookup::Found
         }
         fn is_node_address(&self, _: &Address) -> bool {
             false
@@ -342,7 +346,7 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
     let world = one_service(vec![endpoint(1, true, true)]);
     let client = pod();
     let sound = Encoded::new(&world, &client);
-    let found = FrontendLookup::Found(sound.frontends[&to_service().key()]);
+    let found = Some(sound.frontends[&to_service().key()]);
     let foreign = Backend {
         service: 2,
         ..sound.backends[1]
@@ -350,7 +354,7 @@ fn an_unstable_or_broken_map_refuses_and_never_misdelivers() {
     for (case, maps, reason) in [
         (
             "changes while read",
-            Broken(FrontendLookup::Unstable, None, None),
+            Broken(None, None, None),
             DropReason::FrontendUnstable,
         ),
         (

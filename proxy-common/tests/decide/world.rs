@@ -2,8 +2,8 @@
 
 use proxy_common::decide::{FrontendLookup, Maps};
 use proxy_common::{
-    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, EndpointSet, Frontend,
-    FrontendKey, FrontendKind, Protocol, Scope, ServiceId, SourceFilter, TableRef,
+    Address, Affinity, AffinityKey, Algorithm, Backend, BackendId, EndpointSet, Forwarding,
+    Frontend, FrontendKey, FrontendKind, Protocol, Scope, ServiceId, SourceFilter, TableRef,
 };
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,6 +74,7 @@ impl<'a> Encoded<'a> {
             service: 0,
             generation: 0,
             weight: 1,
+            node: 0,
         };
         let mut maps = Self {
             frontends: BTreeMap::new(),
@@ -108,6 +109,7 @@ impl<'a> Encoded<'a> {
                 service: id,
                 generation: GENERATION,
                 weight: 1,
+                node: 0,
             });
         }
         for (address, port, protocol, set) in &service.frontends {
@@ -153,7 +155,8 @@ impl<'a> Encoded<'a> {
                     elsewhere: elsewhere.into(),
                     source_filter: service.source_filter,
                     algorithm: service.algorithm,
-                    _reserved: [0; 3],
+                    forwarding: Forwarding::Snat,
+                    _reserved: [0; 2],
                 };
                 self.frontends.entry(key).or_insert(frontend);
             }
@@ -162,10 +165,12 @@ impl<'a> Encoded<'a> {
 }
 
 impl Maps for Encoded<'_> {
-    fn frontend(&self, key: &FrontendKey) -> FrontendLookup {
-        self.frontends
-            .get(key)
-            .map_or(FrontendLookup::Missing, |it| FrontendLookup::Found(*it))
+    fn frontend(&self, key: &FrontendKey, copy: &mut Frontend) -> FrontendLookup {
+        let Some(frontend) = self.frontends.get(key) else {
+            return FrontendLookup::Missing;
+        };
+        *copy = *frontend;
+        FrontendLookup::Found
     }
     fn is_node_address(&self, address: &Address) -> bool {
         self.world.node_addresses.contains(&address.to_ip())

@@ -3,6 +3,7 @@
 use super::{
     Arrival,
     client::PacketClient,
+    dsr,
     flows::{self, refusal},
     route, snat, socket,
 };
@@ -12,7 +13,7 @@ use crate::{
 };
 use core::hint::black_box;
 use proxy_common::{
-    Address, DropReason, Flow, Protocol, Scope,
+    Address, Device, DropReason, Flow, Forwarding, Protocol, Scope,
     decide::{self, BackendRef, Refusal, Request, Target},
 };
 
@@ -29,40 +30,63 @@ pub fn begin(arrival: &mut Arrival<'_>) -> Result<bool, Refusal> {
     } else {
         Protocol::Udp
     };
+    let is_pod = arrival.device.role & Device::PODS != 0;
     let request = Request {
         destination: packet.destination,
         port: packet.destination_port,
         protocol,
-        scope: Scope::External,
+        scope: if is_pod {
+            Scope::Internal
+        } else {
+            Scope::External
+        },
     };
-    let maps = KernelMaps(PacketClient(packet));
-    let refused = match decide::find_frontend(&maps, &request) {
-        Ok(None) => {
-            make_way(arrival);
+    let is_handed_over = arrival.scratch.tunnel_port != 0;
+    let maps = KernelMaps(PacketClient {
+        packet,
+        is_handed_over,
+    });
+    let frontend = &mut arrival.scratch.frontend;
+    let refused = match decide::find_frontend(&maps, &request, frontend) {
+        Ok(false) => {
+            if arrival.scratch.tunnel_port == 0 {
+                make_way(arrival);
+            }
             return Ok(false);
         }
-        Ok(Some(frontend)) => {
-            arrival.scratch.frontend = frontend;
-            None
-        }
+        Ok(true) => None,
         Err(reason) => Some(reason),
     };
     arrival.forget();
     let packet = arrival.packet;
-    let maps = KernelMaps(PacketClient(packet));
+    let is_tunnelled = arrival.scratch.tunnel_port != 0;
+    let maps = KernelMaps(PacketClient {
+        packet,
+        is_handed_over: is_tunnelled,
+    });
+    if is_tunnelled && refused.is_some() {
+        return Err(refusal(DropReason::TunnelToStranger));
+    }
     let opens = packet.protocol != TCP || packet.is_first_syn();
     // A host socket's own port may have a NodePort's number.
     let may_be_answer = packet.protocol != TCP || !opens;
-    if may_be_answer && socket::is_connected(arrival.ctx, packet) {
+    if !is_tunnelled && may_be_answer && socket::is_connected(arrival.ctx, packet) {
         return Ok(false);
     }
-    if !opens {
+    // Any node may be the next one to get the packets of a connection with DSR.
+    let is_dsr = arrival.scratch.frontend.forwarding as u8 == Forwarding::Dsr as u8;
+    if !opens && !is_tunnelled && (refused.is_some() || !is_dsr) {
         return stray();
     }
     if let Some(reason) = refused {
         return Err(refusal(reason));
     }
-    let target = decide::decide_at(&maps, &arrival.scratch.frontend, BackendRef::NONE)?;
+    let target = if is_tunnelled {
+        dsr::target(arrival.scratch).map_err(refusal)?
+    } else {
+        decide::decide_at(&maps, &arrival.scratch.frontend, BackendRef::NONE)?
+    };
+    arrival.forget();
     store(arrival, &target).map_err(refusal)
 }
 
@@ -108,12 +132,37 @@ fn stray() -> Result<bool, Refusal> {
 #[inline(always)]
 fn store(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason> {
     arrival.forget();
-    let local = maps::current_backend(target.backend).is_some_and(|it| it.local != 0);
+    let mut local = maps::current_backend(target.backend).is_some_and(|it| it.local != 0);
     prepare(arrival, target, local);
-    if !local {
+    let is_pod = arrival.device.role & Device::PODS != 0;
+    let is_handed_over = !local && !is_pod && dsr::hand_over(arrival, target);
+    arrival.forget();
+    if !local || is_pod {
         route::ask(arrival)?;
-        let out = arrival.scratch.flow.out;
-        arrival.scratch.flow.source = route::source_address(out, arrival.packet.is_v4())?;
+    }
+    if is_handed_over {
+        return store_alone(arrival, target);
+    }
+    let out = arrival.scratch.flow.out;
+    if is_pod {
+        // The stack sends it on, and what comes back leaves by this device, unless
+        // the backend is behind it, too, or is the client itself (semantics 21).
+        local = out != arrival.index && !target.address.same(arrival.packet.source);
+        let flow = &mut arrival.scratch.flow;
+        flow.kind = if local { 0 } else { Flow::SNAT };
+        flow.device = if local { arrival.index } else { out };
+    }
+    // An endpoint that is here although nobody says so: its replies would come back
+    // where no program is.
+    if !local && !is_pod && maps::device(out).is_none() {
+        local = true;
+        arrival.scratch.flow.kind = 0;
+    }
+    if !local {
+        // A bridge behind ports that are pods' devices is none of the packet path.
+        let device = if is_pod { arrival.index } else { out };
+        let address = route::source_address(device, arrival.packet.is_v4())?;
+        arrival.scratch.flow.source = address;
     }
     flows::derive_other(arrival.scratch);
     // A local backend sees the client's own address, and its port if it can be.
@@ -140,6 +189,22 @@ fn store(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason>
     found.map(|_| true).ok_or(DropReason::FlowsFull)
 }
 
+/// Stores the one half of a flow whose backend answers its client by itself.
+#[inline(always)]
+fn store_alone(arrival: &mut Arrival<'_>, target: &Target) -> Result<bool, DropReason> {
+    let scratch = &mut *arrival.scratch;
+    if FLOWS_NEW
+        .insert(&scratch.key, &scratch.flow, flows::NO_EXIST)
+        .is_ok()
+    {
+        maps::count_flow(target.backend);
+        return Ok(true);
+    }
+    // Another CPU was faster with the same tuple: its flow is the one.
+    let found = flows::find(scratch);
+    found.map(|_| true).ok_or(DropReason::FlowsFull)
+}
+
 /// The request's half, but for the source that a remote backend sees.
 #[inline(always)]
 fn prepare(arrival: &mut Arrival<'_>, target: &Target, local: bool) {
@@ -161,6 +226,11 @@ fn prepare(arrival: &mut Arrival<'_>, target: &Target, local: bool) {
     flow.source_port = packet.source_port;
     flow.destination_port = target.port;
     flow.device = arrival.index;
+    if arrival.scratch.tunnel_port != 0 {
+        // The reply does not go back through the tunnel.
+        flow.kind = Flow::TUNNELLED;
+        flow.device = 0;
+    }
     flow.backend = target.backend.id;
     flow.generation = target.backend.generation;
     flow.last_seen_s = now_s;

@@ -1,28 +1,43 @@
 //! ICMP errors about packets of flows.
 
 use super::{
-    Arrival, PASS,
+    Arrival, PASS, dsr,
     flows::{self, refusal},
     route,
 };
 use crate::packet::{Quoted, Translation, decrement_ttl, quoted, rewrite_error};
 use proxy_common::{Address, DropReason, Flow, decide::Refusal};
 
+/// What becomes of an ICMP packet that comes in.
+pub enum Fate {
+    /// It is about no flow.
+    NotOurs,
+    /// It goes on as packets of the flow do, which is in the scratch space: the node
+    /// that has answered the client translates it.
+    HandOver,
+    /// It is translated; the verdict.
+    Done(i32),
+}
+
 /// An ICMP packet comes in.
 #[inline(always)]
-pub fn incoming(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+pub fn incoming(arrival: &mut Arrival<'_>) -> Result<Fate, Refusal> {
     let Some(quoted) = quoted(arrival.ctx, arrival.packet) else {
-        return Ok(PASS);
+        return Ok(Fate::NotOurs);
     };
+    dsr::note_path_mtu(arrival, &quoted);
     arrival.scratch.key = quoted.reversed();
     let is_known = flows::find(arrival.scratch).is_some();
     let flow = &arrival.scratch.flow;
     // Errors about replies of local backends come in, those about requests to
     // them leave.
     if !is_known || (flow.is_reply() && !flow.is_snat()) {
-        return Ok(PASS);
+        return Ok(Fate::NotOurs);
     }
-    deliver(arrival, &quoted).map_err(refusal)
+    if flow.is_dsr() {
+        return Ok(Fate::HandOver);
+    }
+    deliver(arrival, &quoted).map(Fate::Done).map_err(refusal)
 }
 
 /// An ICMP packet leaves: this node's own error about a request to a local backend.
@@ -40,7 +55,7 @@ pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
     translate(arrival, &quoted)
         .and_then(|()| {
             let device = arrival.scratch.flow.device;
-            if device == arrival.index {
+            if device == arrival.index || device == 0 {
                 Ok(PASS)
             } else {
                 route::leave_by(arrival, device)

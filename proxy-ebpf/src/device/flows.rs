@@ -220,6 +220,20 @@ pub fn promote(scratch: &mut Work, found: &mut Found) -> Result<(), DropReason> 
     Ok(())
 }
 
+/// The same for a flow whose backend answers its client by itself: there is one half.
+#[inline(always)]
+pub fn promote_alone(scratch: &mut Work, found: &mut Found) -> Result<(), DropReason> {
+    scratch.flow.state |= Flow::ANSWERED;
+    FLOWS
+        .insert(&scratch.key, &scratch.flow, ANY)
+        .map_err(|_| DropReason::FlowsFull)?;
+    let _ = FLOWS_NEW.remove(&scratch.key);
+    if let Some(element) = FLOWS.get_ptr_mut(&scratch.key) {
+        found.element = element;
+    }
+    Ok(())
+}
+
 /// A refusal for a reason that no single service port has.
 #[inline(always)]
 pub fn refusal(reason: DropReason) -> Refusal {

@@ -7,10 +7,10 @@ use super::{
 };
 use crate::{
     maps::{self, FLOWS_NEW},
-    packet::{UDP, rewrite},
+    packet::{Packet, UDP, geneve, mss, rewrite},
 };
 use proxy_common::{
-    DropReason,
+    DropReason, Flow,
     decide::{BackendRef, Refusal},
 };
 
@@ -34,7 +34,7 @@ pub fn incoming(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
     if found.is_new && !settle(arrival, &mut found)? {
         return Ok(false);
     }
-    if flows::touch(arrival, &found) && arrival.scratch.flow.is_snat() {
+    if flows::touch(arrival, &found) && arrival.scratch.flow.kind & (Flow::SNAT | Flow::DSR) != 0 {
         route::ask(arrival)?;
         flows::note_way(arrival.scratch, &found);
         arrival.forget();
@@ -62,7 +62,16 @@ fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason
     let _ = flows::touch(arrival, found);
     let (packet, flow) = (arrival.packet, &arrival.scratch.flow);
     rewrite(arrival.ctx, packet, flow, packet.ttl)?;
-    if arrival.scratch.flow.device == arrival.index {
+    if flow.is_tunnelled() && packet.tcp_flags & Packet::SYN != 0 {
+        // What the client sends must fit into the tunnel, beside the headers.
+        let v4 = packet.is_v4();
+        let headers = geneve::overhead(v4) + if v4 { 40 } else { 60 };
+        let most = arrival.device.mtu.saturating_sub(headers);
+        mss::clamp(arrival.ctx, packet, most.min(u16::MAX as u32) as u16)
+            .map_err(|_| DropReason::RewriteFailed)?;
+    }
+    let device = arrival.scratch.flow.device;
+    if device == arrival.index || device == 0 {
         return Ok(PASS);
     }
     route::leave_by(arrival, arrival.scratch.flow.device)
@@ -73,6 +82,12 @@ fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason
 /// its other half; a reply in that case is none of this client's.
 #[inline(always)]
 fn settle(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<bool, DropReason> {
+    if arrival.scratch.flow.is_dsr() {
+        if arrival.packet.protocol != UDP && arrival.packet.only_acknowledges() {
+            flows::promote_alone(arrival.scratch, found)?;
+        }
+        return Ok(true);
+    }
     let is_reply = arrival.scratch.flow.is_reply();
     if !flows::complete(arrival.scratch)? {
         let _ = FLOWS_NEW.remove(&arrival.scratch.key);
@@ -100,10 +115,21 @@ fn is_answered(arrival: &Arrival<'_>, is_reply: bool) -> bool {
 }
 
 /// Whether a request of a known flow asks anew where to go: a SYN on a connection
-/// that is over, a datagram whose backend no longer serves (semantics 25, 26).
+/// that is over, a datagram whose backend no longer serves (semantics 25, 26). What
+/// another node has handed us stays here, and goes to the backend that was chosen
+/// there; in TCP a connection that we have keeps its own.
 #[inline(always)]
 fn begins_anew(arrival: &mut Arrival<'_>) -> bool {
     let flow = &arrival.scratch.flow;
+    if arrival.scratch.tunnel_port != 0 {
+        let is_elsewhere = flow.kind & (Flow::SNAT | Flow::DSR) != 0;
+        let is_other = !flow.destination.same(arrival.scratch.tunnel_to)
+            || flow.destination_port as u32 != arrival.scratch.tunnel_port;
+        let opens = arrival.packet.protocol == UDP || arrival.packet.is_first_syn();
+        if is_elsewhere || (opens && is_other) {
+            return true;
+        }
+    }
     if arrival.packet.protocol == UDP {
         let backend = maps::current_backend(BackendRef {
             id: flow.backend,
@@ -113,6 +139,10 @@ fn begins_anew(arrival: &mut Arrival<'_>) -> bool {
     }
     if !arrival.packet.is_first_syn() {
         return false;
+    }
+    if flow.is_dsr() {
+        // Of both sides one is seen.
+        return flow.state & (Flow::FIN | Flow::RST) != 0;
     }
     flows::derive_other_key(arrival.scratch);
     flows::find_other(arrival.scratch)

@@ -1,7 +1,7 @@
 //! The one place where packets that come in are sent on their way.
 
-use super::{Arrival, PASS, route};
-use crate::packet::rewrite;
+use super::{Arrival, PASS, dsr, route};
+use crate::packet::{rewrite, set_ttl};
 use proxy_common::DropReason;
 
 /// Where a packet goes on.
@@ -11,6 +11,8 @@ enum Way {
     Up,
     /// Out as the flow says.
     Out,
+    /// Out as it is, in a tunnel.
+    Tunnel,
     /// Out by the stack, which cuts it into fragments.
     Fragmented,
 }
@@ -27,10 +29,15 @@ pub fn forward(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
         _ if packet.ttl > 1 => packet.ttl - 1,
         _ => return Err(DropReason::TtlExceeded),
     };
+    if way == Way::Tunnel {
+        set_ttl(ctx, packet, ttl).map_err(|_| DropReason::RewriteFailed)?;
+        dsr::wrap(arrival)?;
+        return route::send_on(arrival);
+    }
     rewrite(ctx, packet, &arrival.scratch.flow, ttl)?;
     match way {
         Way::Up => Ok(PASS),
-        Way::Out => route::send_on(arrival),
+        Way::Out | Way::Tunnel => route::send_on(arrival),
         Way::Fragmented => route::leave_by_stack(arrival),
     }
 }
@@ -39,11 +46,15 @@ pub fn forward(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
 /// only, whose MTU is in the scratch space then.
 #[inline(always)]
 fn way(arrival: &mut Arrival<'_>) -> Result<Way, DropReason> {
-    if !arrival.scratch.flow.is_snat() {
+    let is_dsr = arrival.scratch.flow.is_dsr();
+    if !arrival.scratch.flow.is_snat() && !is_dsr {
         return Ok(Way::Up);
     }
     match route::exceeds(arrival) {
+        None if is_dsr => Ok(Way::Tunnel),
         None => Ok(Way::Out),
+        // No node puts fragments of a tunnel together.
+        Some(_) if is_dsr && !arrival.packet.dont_fragment => Err(DropReason::TooBig),
         Some(_) if !arrival.packet.dont_fragment => Ok(Way::Fragmented),
         Some(mtu) => {
             arrival.scratch.mtu = mtu;

@@ -8,6 +8,7 @@
 mod answer;
 mod begin;
 mod client;
+mod dsr;
 mod errors;
 mod flows;
 mod follow;
@@ -27,6 +28,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use core::hint::black_box;
+use errors::Fate;
 use flows::refusal;
 use proxy_common::{Device, DropReason, decide::Refusal};
 
@@ -68,8 +70,12 @@ pub trait Direction {
     /// packet that is translated. Then it goes nowhere; else the stack has it.
     fn may_translate(ctx: &TcContext, device: &Device, packet: &Packet) -> bool;
 
-    /// Whether a packet needs no look, whatever it is.
-    fn is_done(ctx: &TcContext) -> bool;
+    /// What this program or another one of ours has done with the packet before.
+    fn before(ctx: &TcContext) -> Before;
+
+    /// Takes a packet out of a tunnel of ours, and begins anew with what was in it.
+    /// Comes back if it is in none.
+    fn unwrap(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), DropReason>;
 
     /// Answers a packet that is refused; `None` if it gets no answer.
     fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32>;
@@ -78,26 +84,45 @@ pub trait Direction {
 impl Direction for Ingress {
     #[inline(always)]
     fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
-        if arrival.packet.is_icmp() {
-            return errors::incoming(arrival);
-        }
-        let is_uplink = arrival.device.role & Device::UPLINK != 0;
-        if follow::incoming(arrival).map_err(refusal)? || (is_uplink && begin::begin(arrival)?) {
+        let is_tunnelled = arrival.scratch.tunnel_port != 0;
+        let is_ours = if arrival.packet.is_icmp() {
+            match errors::incoming(arrival)? {
+                Fate::Done(verdict) => return Ok(verdict),
+                // From tunnel to tunnel it would go in circles.
+                Fate::HandOver => !is_tunnelled,
+                Fate::NotOurs => false,
+            }
+        } else {
+            let has_clients = arrival.device.role & (Device::UPLINK | Device::PODS) != 0;
+            follow::incoming(arrival).map_err(refusal)?
+                || ((has_clients || is_tunnelled) && begin::begin(arrival)?)
+        };
+        if is_ours {
             return forward::forward(arrival).map_err(refusal);
+        }
+        if is_tunnelled {
+            return Err(refusal(DropReason::TunnelToStranger));
         }
         Ok(PASS)
     }
 
+    #[inline(always)]
+    fn unwrap(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), DropReason> {
+        dsr::unwrap(ctx, packet, work)
+    }
+
     /// The namespace of another node in a lab may have left a mark.
     #[inline(always)]
-    fn is_done(ctx: &TcContext) -> bool {
-        route::was_sent_on(ctx);
-        false
+    fn before(ctx: &TcContext) -> Before {
+        match Before::take(ctx) {
+            Before::Unwrapped => Before::Unwrapped,
+            _ => Before::Nothing,
+        }
     }
 
     #[inline(always)]
     fn may_translate(_ctx: &TcContext, device: &Device, packet: &Packet) -> bool {
-        device.role & Device::UPLINK != 0 && fragments::asks_cluster_ip(packet)
+        device.role & (Device::UPLINK | Device::PODS) != 0 && fragments::asks_cluster_ip(packet)
     }
 
     #[inline(always)]
@@ -116,8 +141,13 @@ impl Direction for Egress {
     }
 
     #[inline(always)]
-    fn is_done(ctx: &TcContext) -> bool {
-        route::was_sent_on(ctx)
+    fn unwrap(_ctx: &TcContext, _packet: &Packet, _work: &mut Work) -> Result<(), DropReason> {
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn before(ctx: &TcContext) -> Before {
+        Before::take(ctx)
     }
 
     #[inline(always)]
@@ -132,10 +162,52 @@ impl Direction for Egress {
     }
 }
 
+/// What was done with a packet before: it is written in `tc_index`, which nobody else
+/// uses, and no rule or socket of anybody can see or set.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    Nothing,
+    /// Ingress has sent it on: egress need not look at it.
+    SentOn,
+    /// Ingress has taken it out of a tunnel, and begins anew.
+    Unwrapped,
+}
+
+impl Before {
+    const SENT_ON: u32 = 0xfa1e;
+    const UNWRAPPED: u32 = 0xfa1f;
+
+    /// Writes it on the packet.
+    #[inline(always)]
+    pub fn note(self, ctx: &TcContext) {
+        let number = match self {
+            Self::Nothing => 0,
+            Self::SentOn => Self::SENT_ON,
+            Self::Unwrapped => Self::UNWRAPPED,
+        };
+        // SAFETY: the kernel hands a valid context.
+        unsafe { (*ctx.skb.skb).tc_index = number };
+    }
+
+    /// What is written on the packet, and no longer then.
+    #[inline(always)]
+    fn take(ctx: &TcContext) -> Self {
+        // SAFETY: the kernel hands a valid context.
+        let before = match unsafe { (*ctx.skb.skb).tc_index } {
+            Self::SENT_ON => Self::SentOn,
+            Self::UNWRAPPED => Self::Unwrapped,
+            _ => return Self::Nothing,
+        };
+        Self::Nothing.note(ctx);
+        before
+    }
+}
+
 /// Reads the packet and carries out the verdict.
 #[inline(always)]
 pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
-    if D::is_done(ctx) {
+    let before = D::before(ctx);
+    if before == Before::SentOn {
         return PASS;
     }
     // SAFETY: the kernel hands a valid context.
@@ -146,15 +218,27 @@ pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
     let Some(Scratch { packet, work }) = maps::scratch() else {
         return PASS;
     };
-    if !parse(ctx, device.header_bytes, packet) {
-        return PASS;
-    }
     let packet = black_box(packet);
-    if !packet.is_all_there(ctx) {
-        return PASS;
+    if before != Before::Unwrapped {
+        work.tunnel_port = 0;
+    }
+    if !parse(ctx, device.header_bytes, packet) || !packet.is_all_there(ctx) {
+        if work.tunnel_port == 0 {
+            return PASS;
+        }
+        maps::count_refused(refusal(DropReason::TunnelToStranger));
+        return TC_ACT_SHOT;
+    }
+    // Pods are no Nodes, whatever address they send from.
+    if work.tunnel_port == 0
+        && device.role & Device::PODS == 0
+        && let Err(reason) = D::unwrap(ctx, packet, work)
+    {
+        maps::count_refused(refusal(reason));
+        return TC_ACT_SHOT;
     }
     if !fragments::complete(packet) {
-        if !D::may_translate(ctx, device, packet) {
+        if work.tunnel_port == 0 && !D::may_translate(ctx, device, packet) {
             return PASS;
         }
         maps::count_refused(refusal(DropReason::FragmentUnknown));

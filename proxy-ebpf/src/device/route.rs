@@ -1,14 +1,13 @@
 //! The kernel's routes: by which device a packet leaves.
 
-use super::Arrival;
+use super::{Arrival, Before, dsr};
 use crate::{
     maps,
-    packet::{self, Fragment, zero},
+    packet::{self, Fragment, TCP, geneve, zero},
 };
 use aya_ebpf::{
     EbpfContext,
     helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_change_head},
-    programs::TcContext,
 };
 use proxy_common::{Address, Device, DeviceSettings, DropReason};
 
@@ -26,10 +25,6 @@ const OUTPUT: u32 = 2;
 const ETHERNET_HEADER: u32 = 14;
 const ETHERTYPE_OFFSET: usize = 12;
 const ETHERTYPE_IPV4: u16 = 0x0800;
-
-/// `__sk_buff.tc_index` of a packet that ingress sends on. Nobody else uses the
-/// field, and it is nothing that rules or sockets of anybody can see or set.
-const SENT_ON: u32 = 0xfa1e;
 
 /// `struct bpf_fib_lookup`, include/uapi/linux/bpf.h.
 #[repr(C)]
@@ -64,12 +59,16 @@ struct NextHop {
 pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
     let flow = &arrival.scratch.flow;
     let is_reply = flow.is_reply();
-    let (source, index, flags) = if is_reply {
-        (flow.source, flow.device, OUTPUT)
+    let (source, destination, index, flags) = if is_reply {
+        (flow.source, flow.destination, flow.device, OUTPUT)
+    } else if flow.is_dsr() {
+        let own = dsr::own_address(arrival.packet.is_v4());
+        let own = own.ok_or(DropReason::NoSourceAddress)?;
+        (own, flow.source, arrival.index, 0)
     } else {
-        (arrival.packet.source, arrival.index, 0)
+        (arrival.packet.source, flow.destination, arrival.index, 0)
     };
-    let way = look_up(arrival, source, flow.destination, index, flags);
+    let way = look_up(arrival, source, destination, index, flags);
     let flow = &mut arrival.scratch.flow;
     let mut mtu = u32::MAX;
     match way {
@@ -87,6 +86,11 @@ pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
         }
         _ => return Err(DropReason::NoRoute),
     }
+    if flow.is_dsr()
+        && let Some(told) = dsr::path_mtu(&flow.source)
+    {
+        mtu = mtu.min(told);
+    }
     let device = maps::device(flow.out);
     flow.mtu = device.map_or(0, |device| device.mtu.min(mtu));
     Ok(())
@@ -97,6 +101,15 @@ pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
 pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Result<u32, DropReason> {
     let way = look_up(arrival, source, destination, arrival.index, 0);
     way.map(|way| way.index).ok_or(DropReason::NoRoute)
+}
+
+/// By which device, and by which neighbour, a packet that came in here would be routed
+/// to `destination`.
+#[inline(always)]
+pub fn way_to(arrival: &Arrival<'_>, destination: Address) -> Option<(u32, Address)> {
+    let source = arrival.packet.destination;
+    let way = look_up(arrival, source, destination, arrival.index, 0)?;
+    Some((way.index, way.next_hop()))
 }
 
 #[inline(always)]
@@ -160,8 +173,7 @@ pub fn send_on(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
     let flow = &arrival.scratch.flow;
     if flow.mtu != 0 {
         // The device is one of ours, and so has the program that takes it off.
-        // SAFETY: the kernel hands a valid context.
-        unsafe { (*arrival.ctx.skb.skb).tc_index = SENT_ON };
+        Before::SentOn.note(arrival.ctx);
     }
     let address = flow.next_hop.words();
     if address[0] == 0 && address[1] == 0 && address[2] == 0 && address[3] == 0 {
@@ -183,19 +195,6 @@ pub fn send_on(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
     let size = size_of::<NextHop>() as i32;
     // SAFETY: the structure has the kernel's layout.
     Ok(unsafe { bpf_redirect_neigh(flow.out, (&raw mut next_hop).cast(), size, 0) } as i32)
-}
-
-/// Whether ingress has sent this packet on; it is told once.
-#[inline(always)]
-pub fn was_sent_on(ctx: &TcContext) -> bool {
-    // SAFETY: the kernel hands a valid context.
-    unsafe {
-        if (*ctx.skb.skb).tc_index != SENT_ON {
-            return false;
-        }
-        (*ctx.skb.skb).tc_index = 0;
-    }
-    true
 }
 
 /// Sends the packet out by a device; the kernel finds the next hop.
@@ -254,7 +253,7 @@ pub fn source_address(index: u32, v4: bool) -> Result<Address, DropReason> {
     Ok(address)
 }
 
-/// The MTU of the flow's way, if the packet is larger. One that the kernel will cut
+/// What the flow's way takes, if the packet is larger. One that the kernel will cut
 /// into segments is judged by those.
 ///
 /// A fragment that may be fragmented again counts as larger if another one of its
@@ -269,14 +268,22 @@ pub fn exceeds(arrival: &Arrival<'_>) -> Option<u32> {
     let packet = arrival.packet;
     // SAFETY: the kernel hands a valid context.
     let segment = unsafe { (*arrival.ctx.skb.skb).gso_size };
+    let tunnel = if arrival.scratch.flow.is_dsr() {
+        geneve::overhead(packet.is_v4())
+    } else {
+        0
+    };
+    let takes = mtu.saturating_sub(tunnel);
     let length = if segment == 0 {
         packet.length
     } else {
-        packet.transport - packet.ip + packet.transport_header(arrival.ctx) + segment
+        let headers = packet.transport - packet.ip + packet.transport_header(arrival.ctx);
+        // A tunnel makes segments of TCP smaller.
+        headers + segment - if packet.protocol == TCP { tunnel } else { 0 }
     };
     let others_may_exceed = !packet.dont_fragment
         && !matches!(packet.fragment, Fragment::Whole)
         && arrival.device.mtu > mtu
         && maps::device_settings().is_some_and(|it| it.slow_path != 0);
-    (length > mtu || others_may_exceed).then_some(mtu)
+    (length > takes || others_may_exceed).then_some(takes)
 }

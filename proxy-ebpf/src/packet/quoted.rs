@@ -89,6 +89,24 @@ pub fn quoted(ctx: &TcContext, packet: &Packet) -> Option<Quoted> {
     })
 }
 
+/// What an ICMP error tells that its sender takes; `None` if it is of another kind.
+#[inline(always)]
+pub fn told_mtu(ctx: &TcContext, packet: &Packet) -> Option<u32> {
+    // Type and code (RFC 1191, RFC 4443).
+    let wanted = match packet.family {
+        Family::V4 => 3 << 8 | 4,
+        Family::V6 => 2 << 8,
+    };
+    if packet.source_port != wanted {
+        return None;
+    }
+    let rest = u32::from_be(ctx.load::<u32>(packet.transport as usize + 4).ok()?);
+    Some(match packet.family {
+        Family::V4 => rest & 0xffff,
+        Family::V6 => rest,
+    })
+}
+
 /// Translates an ICMP error. The quoted transport checksum stays: nobody
 /// verifies it, since a quote may be cut off anywhere.
 #[inline(always)]

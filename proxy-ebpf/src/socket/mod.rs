@@ -83,6 +83,11 @@ impl Client for SocketClient<'_> {
     fn number(&self, _of_client: bool) -> u32 {
         maps::random()
     }
+
+    #[inline(always)]
+    fn is_handed_over(&self) -> bool {
+        false
+    }
 }
 
 /// Where a socket's traffic goes.

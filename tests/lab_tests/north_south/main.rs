@@ -1,6 +1,7 @@
 //! Clients outside of the cluster, on every pod network: packets that enter a
 //! node by its uplink reach a backend anywhere, and the answers find their way back.
 
+mod direct;
 mod life;
 mod paths;
 mod scene;

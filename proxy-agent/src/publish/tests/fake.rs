@@ -1,6 +1,9 @@
 //! A kernel in memory that checks the invariants after every single write.
 
+mod nodes;
+
 use crate::publish::{AddressSet, Grace, Kernel, KernelError};
+use nodes::Nodes;
 use proxy_common::{
     Address, Backend, BackendId, DeviceSettings, EndpointSet, Frontend, FrontendKey, IDS_PER_LINE,
     ServiceId, ServiceRecord, SourceRange, TableLine, TableRef, limits::LINES_PER_CHUNK,
@@ -22,6 +25,7 @@ pub(crate) struct Maps {
     pub(crate) vips: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
     pub(crate) device_settings: DeviceSettings,
+    pub(super) nodes: Nodes,
     /// Every frontend value that a program may still work with: all that were
     /// in force since the last wait for readers.
     readable: Vec<Readable>,
@@ -107,6 +111,7 @@ impl Maps {
     /// Invariants 1, 2 and 7: whoever reads a frontend, now or a moment ago,
     /// finds a complete table of published backends of the same service port.
     fn check(&self) {
+        self.check_nodes();
         for Readable { frontend, ids } in &self.readable {
             for &id in ids {
                 let backend = self.backend(id);
@@ -170,6 +175,17 @@ impl Maps {
         let mut members: Vec<_> = mine.map(|it| (it.address, it.port)).collect();
         members.sort_unstable();
         members
+    }
+
+    /// The backend of an endpoint, and its id.
+    pub(super) fn backend_of(
+        &self,
+        service: ServiceId,
+        endpoint: (Address, u16),
+    ) -> Option<(BackendId, Backend)> {
+        let all = (0..).zip(self.backends.iter().copied());
+        let mut mine = all.filter(|(_, it)| it.service == service && it.state != 0);
+        mine.find(|(_, it)| (it.address, it.port) == endpoint)
     }
 
     pub(super) fn backends_in_use(&self) -> usize {

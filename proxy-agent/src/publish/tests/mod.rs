@@ -3,6 +3,7 @@
 pub(crate) mod fake;
 mod histories;
 mod migration;
+mod nodes;
 mod outside;
 
 use super::{PublishError, Publisher};
@@ -11,7 +12,7 @@ use crate::model::ObjectName;
 use crate::resolve::{ResolvedEndpoint, ResolvedFrontend, ResolvedPort, ResolvedService};
 use fake::Fake;
 use proxy_common::{
-    Algorithm, EndpointSet, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
+    Algorithm, EndpointSet, Forwarding, FrontendKey, FrontendKind, Protocol, Scope, SourceFilter,
 };
 use std::net::IpAddr;
 
@@ -29,6 +30,7 @@ fn endpoint(address: IpAddr, cluster: bool, local: bool) -> ResolvedEndpoint {
         port: 8080,
         weight: 1,
         local,
+        node: None,
         in_cluster_set: cluster,
         in_local_set: local,
     }
@@ -61,6 +63,7 @@ fn frontend(address: &str, set: EndpointSet) -> ResolvedFrontend {
     ResolvedFrontend {
         source_filter: SourceFilter::Anyone,
         algorithm: Algorithm::Maglev,
+        forwarding: Forwarding::Snat,
         address: ip(address).into(),
         port: 80,
         kind: FrontendKind::ExternalIp,

@@ -281,6 +281,47 @@ fn what_is_left_alone_is_so_in_both_scopes() {
     }
 }
 
+/// Clients here are translated at their sockets: nothing of theirs is forwarded.
+#[test]
+fn a_service_forwards_as_it_says_and_else_as_the_node_does() {
+    use ForwardingMode::{Dsr, Hybrid, Snat};
+    for (of_service, of_node, tcp, udp) in [
+        (None, Snat, Forwarding::Snat, Forwarding::Snat),
+        (None, Dsr, Forwarding::Dsr, Forwarding::Dsr),
+        (None, Hybrid, Forwarding::Dsr, Forwarding::Snat),
+        (Some(Snat), Dsr, Forwarding::Snat, Forwarding::Snat),
+        (Some(Dsr), Snat, Forwarding::Dsr, Forwarding::Dsr),
+        (Some(Hybrid), Snat, Forwarding::Dsr, Forwarding::Snat),
+    ] {
+        let service = Service {
+            forwarding: of_service,
+            ports: [
+                port("http", Protocol::Tcp, 80, 30080),
+                port("dns", Protocol::Udp, 53, 0),
+            ]
+            .into(),
+            ..balanced()
+        };
+        let options = ResolveOptions {
+            forwarding: of_node,
+            ..options()
+        };
+        let (resolved, _) = resolve(&service, &[], &node(), |_| false, &options);
+        for (port, wanted) in resolved.ports.iter().zip([tcp, udp]) {
+            for frontend in &port.frontends {
+                let wanted = match frontend.scope {
+                    Scope::Internal => Forwarding::Snat,
+                    Scope::External => wanted,
+                };
+                assert_eq!(
+                    frontend.forwarding, wanted,
+                    "{of_service:?} {of_node:?} {frontend:?}"
+                );
+            }
+        }
+    }
+}
+
 #[test]
 fn a_service_that_is_not_ours_has_nothing() {
     let (resolved, _) = resolve(

@@ -31,6 +31,7 @@ pub(super) fn node() -> NodeView {
 pub(super) fn options() -> ResolveOptions {
     ResolveOptions {
         skip: Vec::new(),
+        forwarding: ForwardingMode::Snat,
         service_proxy_name: None,
         external_ips: true,
         health_check_node_ports: true,
@@ -55,6 +56,7 @@ pub(super) fn service() -> Service {
         external_local: false,
         health_check_node_port: 0,
         algorithm: Algorithm::default(),
+        forwarding: None,
         weights: Weights::default(),
         ports: [port("http", Protocol::Tcp, 80, 0)].into(),
     }

@@ -93,12 +93,22 @@ fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
         let usable = copies.iter().copied().filter(|(it, _)| test(it));
         let (chosen, weight) = usable.max_by_key(|(it, weight)| {
             let draining = it.serving && it.terminating;
-            (draining, it.serving, it.hints.clone(), *weight)
+            (
+                draining,
+                it.serving,
+                it.hints.clone(),
+                *weight,
+                it.node.clone(),
+            )
         })?;
         let on_us = copies
             .iter()
             .any(|(it, _)| it.node.as_deref() == Some("n1"));
-        let node = on_us.then(|| "n1".into());
+        let node = if on_us {
+            Some("n1".into())
+        } else {
+            chosen.node.clone()
+        };
         Some((
             Endpoint {
                 node,
@@ -121,7 +131,7 @@ fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
             .map(|(key, _)| *key)
             .collect()
     };
-    let on_us = |it: &Endpoint| it.node.is_some();
+    let on_us = |it: &Endpoint| it.node.as_deref() == Some("n1");
     let draining = |it: &Endpoint| it.serving && it.terminating;
     let named = |list: &[Arc<str>], name: &str| list.iter().any(|it| &**it == name);
     let zone = node.zone.as_deref().unwrap_or_default();
@@ -156,6 +166,7 @@ fn model(slices: &[EndpointSlice], node: &NodeView) -> Vec<ResolvedEndpoint> {
         port: *port,
         weight: weights[&(*address, *port)],
         local: on_us(it),
+        node: it.node.clone(),
         in_cluster_set: cluster.contains(&(*address, *port)),
         in_local_set: local.contains(&(*address, *port)),
     };

@@ -1,6 +1,6 @@
 //! List and watch at an API server.
 //!
-//! Five watches run at a time: Services, EndpointSlices, our own Node, and for
+//! Five watches run at a time: Services, EndpointSlices, Nodes, and for
 //! opt-outs Pods and Namespaces ([`opt_outs`]), without which all else goes on.
 //! Objects are converted as they arrive; a page of 500 is the most that is held
 //! in full. The way to the API server never depends on the data path that we
@@ -93,8 +93,7 @@ async fn follow(
     };
     let services = watch(watcher::Config::default().labels(&service_selector(options)));
     let slices = watch(watcher::Config::default().labels(NOT_HEADLESS));
-    let node =
-        watch(watcher::Config::default().fields(&format!("metadata.name={}", options.node_name)));
+    let nodes = watch(watcher::Config::default());
     let opt_outs = OptOuts {
         client: &server.client,
         streaming: server.streaming,
@@ -105,7 +104,7 @@ async fn follow(
     tokio::join!(
         services.run(Api::<RawService>::all(server.client.clone())),
         slices.run(Api::<RawEndpointSlice>::all(server.client.clone())),
-        node.run(Api::<RawNode>::all(server.client.clone())),
+        nodes.run(Api::<RawNode>::all(server.client.clone())),
         opt_outs.run(),
     );
 }

@@ -110,11 +110,6 @@ impl Feed {
                     objects = self.listed,
                     "list is complete"
                 );
-                if K::KIND == Kind::Node && self.listed == 0 {
-                    tracing::warn!(
-                        "our Node does not exist (yet): no zone; does the node name match?"
-                    );
-                }
                 self.events.send(Event::Done(K::KIND)).await
             }
             watcher::Event::Apply(raw) => self.apply(raw).await,

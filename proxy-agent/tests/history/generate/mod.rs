@@ -94,8 +94,8 @@ fn sequel(random: &mut Random, cluster: &Objects, op: &Op) -> Option<Op> {
 fn any_key(random: &mut Random) -> Key {
     let of = |kind, (namespace, name): (&str, &str)| (kind, namespace.to_owned(), name.to_owned());
     match random.below(20) {
-        0 => of(Kind::Node, ("", random.pick(&["n1", "n1", "n2"]))),
-        1..9 => of(Kind::Service, random.pick(SERVICES)),
+        0 | 1 => of(Kind::Node, ("", random.pick(&["n1", "n1", "n2", "n3"]))),
+        2..9 => of(Kind::Service, random.pick(SERVICES)),
         _ => of(Kind::EndpointSlice, random.pick(SLICES)),
     }
 }

@@ -1,8 +1,8 @@
 //! One random object; hostile fields among sensible ones.
 
 use super::pools::{
-    CLUSTER_IPS_V4, CLUSTER_IPS_V6, ENDPOINTS_V4, ENDPOINTS_V6, HOSTILE_IPS, NODE_PORTS,
-    OUTSIDE_IPS, SERVICE_PORTS, SOURCE_RANGES, WEIGHTS,
+    CLUSTER_IPS_V4, CLUSTER_IPS_V6, ENDPOINTS_V4, ENDPOINTS_V6, HOSTILE_IPS, NODE_INTERNAL_IPS,
+    NODE_PORTS, OUTSIDE_IPS, SERVICE_PORTS, SOURCE_RANGES, WEIGHTS,
 };
 use crate::model::{OUR_NODE, OUR_PROXY};
 use crate::random::Random;
@@ -123,6 +123,13 @@ fn service(random: &mut Random) -> Value {
         "fairlead.io/weights",
         json!(weights),
     );
+    for key in [
+        "fairlead.io/forwarding-mode",
+        "service.cilium.io/forwarding-mode",
+    ] {
+        let mode = random.pick(&["dsr", "dsr", "snat", "hybrid", "DSR"]);
+        put(random, &mut annotations, 15, key, json!(mode));
+    }
     annotations.retain(|_, value| !value.is_null());
     put(
         random,
@@ -210,7 +217,7 @@ fn service_port(random: &mut Random) -> Value {
     let name = random.pick(&["http", "http", "dns", ""]);
     let name = if random.percent(4) { strange } else { name };
     put(random, &mut port, 85, "name", json!(name));
-    let protocol = random.pick(&["TCP", "TCP", "UDP", "SCTP", "", "ICMP"]);
+    let protocol = random.pick(&["TCP", "UDP", "UDP", "SCTP", "", "ICMP"]);
     put(random, &mut port, 70, "protocol", json!(protocol));
     let number = number(random, SERVICE_PORTS);
     put(random, &mut port, 98, "port", number);
@@ -275,7 +282,7 @@ fn slice_port(random: &mut Random) -> Value {
     let name = random.pick(&["http", "http", "http", "dns", ""]);
     let name = if random.percent(4) { strange } else { name };
     put(random, &mut port, 90, "name", json!(name));
-    let protocol = random.pick(&["TCP", "TCP", "TCP", "UDP", "SCTP", "", "ICMP"]);
+    let protocol = random.pick(&["TCP", "TCP", "UDP", "UDP", "SCTP", "", "ICMP"]);
     put(random, &mut port, 60, "protocol", json!(protocol));
     let number = number(random, &[8080, 8080, 8080, 9090]);
     put(random, &mut port, 97, "port", number);
@@ -315,7 +322,7 @@ fn endpoint(random: &mut Random, pool: &[&str], hinted: usize) -> Value {
         "conditions",
         Value::Object(conditions),
     );
-    let node = random.pick(&[OUR_NODE, "n2", "n2", ""]);
+    let node = random.pick(&[OUR_NODE, "n2", "n2", "n3", "n4", ""]);
     put(random, &mut endpoint, 80, "nodeName", json!(node));
     let pod = json!({"kind": "Pod", "name": random.pick(&["web-0", "web-1", "api-0"])});
     put(random, &mut endpoint, 60, "targetRef", pod);
@@ -342,5 +349,12 @@ fn node(random: &mut Random) -> Value {
     } else {
         json!({})
     };
-    json!({"apiVersion": "v1", "kind": "Node", "metadata": {"labels": labels}})
+    let addresses = some(random, 3, |random| {
+        let kind = random.pick(&["InternalIP", "InternalIP", "ExternalIP", "Hostname"]);
+        json!({"type": kind, "address": random.pick(NODE_INTERNAL_IPS)})
+    });
+    json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"labels": labels},
+        "status": {"addresses": addresses},
+    })
 }

@@ -145,3 +145,15 @@ pub(super) const WEIGHTS: &[&str] = &[
     "web-0=0,10.1.0.2=many",
     "*=0,10.1.0=0",
 ];
+
+/// Few, so that a Node takes another's; and what other Nodes cannot reach.
+pub(super) const NODE_INTERNAL_IPS: &[&str] = &[
+    "192.0.2.1",
+    "192.0.2.2",
+    "192.0.2.3",
+    "2001:db8:1::1",
+    "2001:db8:1::2",
+    "127.0.0.1",
+    "fe80::1",
+    "nowhere",
+];

@@ -17,6 +17,8 @@ struct Copy {
     serving: bool,
     terminating: bool,
     local: bool,
+    /// `nodeName`, unless empty.
+    node: Option<String>,
     hints: Option<Hints>,
     /// By annotation, of the slice before the Service.
     weight: u32,
@@ -28,6 +30,10 @@ pub(crate) struct Half {
     pub(crate) cluster: Vec<Endpoint>,
     pub(crate) local: Vec<Endpoint>,
     serving: Vec<Endpoint>,
+    /// Of those, the ones on this node.
+    here: Vec<Endpoint>,
+    /// The Node of each.
+    nodes: BTreeMap<Endpoint, String>,
 }
 
 /// The halves of a service port: each family is independent [6].
@@ -54,6 +60,16 @@ impl Sets {
 
     pub(super) fn half(&self, v4: bool) -> &Half {
         if v4 { &self.v4 } else { &self.v6 }
+    }
+
+    /// Endpoints on this node that serve.
+    pub(super) fn here(&self) -> impl Iterator<Item = Endpoint> {
+        self.v4.here.iter().chain(&self.v6.here).copied()
+    }
+
+    /// The Node that an endpoint is on, if it says so.
+    pub(super) fn node_of(&self, endpoint: &Endpoint) -> Option<&String> {
+        self.half(is_v4(endpoint.0)).nodes.get(endpoint)
     }
 
     /// Endpoints that flows may stay with [26].
@@ -137,6 +153,9 @@ fn read(endpoint: &Value, weight: u32) -> Copy {
         serving: condition("serving", true),
         terminating: condition("terminating", false),
         local: text(&endpoint["nodeName"]) == Some(OUR_NODE),
+        node: text(&endpoint["nodeName"])
+            .filter(|it| !it.is_empty())
+            .map(str::to_owned),
         hints: (hints != Hints::default()).then_some(hints),
         weight,
     }
@@ -155,10 +174,14 @@ fn merge(copies: &[Copy]) -> Option<Copy> {
     let mut chosen = usable
         .max_by_key(|it| {
             let draining = it.serving && it.terminating;
-            (draining, it.serving, it.hints.clone(), it.weight)
+            let node = it.node.clone();
+            (draining, it.serving, it.hints.clone(), it.weight, node)
         })?
         .clone();
     chosen.local = copies.iter().any(|it| it.local);
+    if chosen.local {
+        chosen.node = Some(OUR_NODE.to_owned());
+    }
     Some(chosen)
 }
 
@@ -194,6 +217,11 @@ impl Half {
             cluster,
             local,
             serving: those(&all, |it| it.ready || it.serving),
+            here: those(&all, |it| it.local && (it.ready || it.serving)),
+            nodes: all
+                .iter()
+                .filter_map(|(endpoint, it)| Some((*endpoint, it.node.clone()?)))
+                .collect(),
         }
     }
 }

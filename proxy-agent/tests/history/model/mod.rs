@@ -5,6 +5,7 @@
 
 mod endpoints;
 mod fields;
+mod nodes;
 
 use crate::steps::{Kind, Objects};
 use endpoints::Sets;
@@ -81,6 +82,8 @@ pub(crate) struct Front {
     pub(crate) owner: String,
     local: Policy,
     pub(crate) affinity: bool,
+    /// Whether the Nodes of its endpoints answer clients outside by themselves.
+    pub(crate) dsr: bool,
     /// Ranges that clients must be in, if any are asked for.
     ranges: Option<Vec<Range>>,
     pub(crate) sets: Rc<Sets>,
@@ -109,6 +112,10 @@ pub(crate) struct Model {
     pub(crate) node_addresses: BTreeSet<IpAddr>,
     /// Endpoints that flows may stay with, of each service port and protocol.
     pub(crate) serving: BTreeMap<(String, Protocol), BTreeSet<Endpoint>>,
+    /// Those on this node.
+    pub(crate) here: BTreeSet<(String, Protocol, Endpoint)>,
+    /// The addresses of each Node by which others reach it.
+    pub(crate) nodes: BTreeMap<String, Vec<IpAddr>>,
 }
 
 impl Model {
@@ -121,6 +128,7 @@ impl Model {
         let of_kind = |kind: Kind| known.iter().filter(move |(key, _)| key.0 == kind);
         let mut zone = None;
         for ((_, _, name), node) in of_kind(Kind::Node) {
+            model.nodes.insert(name.clone(), nodes::addresses(node));
             if name == OUR_NODE {
                 zone = label(node, "topology.kubernetes.io/zone").filter(|it| !it.is_empty());
             }
@@ -171,6 +179,8 @@ impl Model {
                 .entry((owner.clone(), port.protocol))
                 .or_default();
             serving.extend(sets.serving());
+            let here = sets.here().map(|it| (owner.clone(), port.protocol, it));
+            self.here.extend(here);
             let names = (namespace.to_owned(), name.to_owned(), port.name.clone());
             let rank = (created_s(service), names.0, names.1, names.2);
             let front = |local, ranges| Front {
@@ -178,6 +188,7 @@ impl Model {
                 owner: owner.clone(),
                 local,
                 affinity,
+                dsr: nodes::is_dsr(service, port.protocol),
                 sets: sets.clone(),
             };
             let mut seen = BTreeSet::new();
