@@ -94,6 +94,9 @@ route add fd00:244:3::/64 via 2001:db8:2::13 dev up0
 route add blackhole fd00:244:4::/64
 ";
 
+/// Their MAC address, as packets have it.
+const HERE: &str = "02:00:00:00:00:11";
+
 /// Gives the namespace of this thread its devices.
 pub(crate) fn set_up() -> Result<()> {
     for (file, value) in [
@@ -109,7 +112,7 @@ pub(crate) fn set_up() -> Result<()> {
         let (name, [v4, v6]) = (link.name(), link.addresses());
         let mtu = if link == Link::Ov0 { OVERLAY_MTU } else { MTU };
         commands += &format!(
-            "link add {name} mtu {mtu} type veth peer name {name}-far\n\
+            "link add {name} address {HERE} mtu {mtu} type veth peer name {name}-far\n\
              link set {name} up\nlink set {name}-far up\n\
              addr add {v4}/24 dev {name}\naddr add {v6}/64 dev {name} nodad\n"
         );

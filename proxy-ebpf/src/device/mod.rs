@@ -35,6 +35,12 @@ use proxy_common::{Device, DropReason, decide::Refusal};
 /// Not ours, or translated and the stack's to deliver.
 const PASS: i32 = TC_ACT_UNSPEC;
 
+/// `__sk_buff.pkt_type` of what is for this node alone (PACKET_HOST,
+/// include/uapi/linux/if_packet.h).
+const TO_THIS_NODE: u32 = 0;
+/// The bits of a VLAN's tag that say which one.
+const VLAN_ID: u32 = 0xfff;
+
 /// A packet, and where it is met.
 pub struct Arrival<'a> {
     pub ctx: &'a TcContext,
@@ -76,6 +82,9 @@ pub trait Direction {
     /// Takes a packet out of a tunnel of ours, and begins anew with what was in it.
     /// Comes back if it is in none.
     fn unwrap(ctx: &TcContext, packet: &Packet, work: &mut Work) -> Result<(), DropReason>;
+
+    /// Whether a frame concerns this node.
+    fn concerns_us(ctx: &TcContext, device: &Device) -> bool;
 
     /// Answers a packet that is refused; `None` if it gets no answer.
     fn refuse(arrival: &mut Arrival<'_>, refusal: Refusal) -> Option<i32>;
@@ -120,6 +129,16 @@ impl Direction for Ingress {
         }
     }
 
+    /// A device that listens to all (PROMISC) also has what other hosts get, and each
+    /// host has what is sent to many: the stack forwards neither. A bridge's port gets
+    /// what is for the bridge.
+    #[inline(always)]
+    fn concerns_us(ctx: &TcContext, device: &Device) -> bool {
+        // SAFETY: the kernel hands a valid context.
+        let is_for_us = unsafe { (*ctx.skb.skb).pkt_type } == TO_THIS_NODE;
+        is_for_us || device.header_bytes == 0 || device.role & Device::PODS != 0
+    }
+
     #[inline(always)]
     fn may_translate(_ctx: &TcContext, device: &Device, packet: &Packet) -> bool {
         device.role & (Device::UPLINK | Device::PODS) != 0 && fragments::asks_cluster_ip(packet)
@@ -148,6 +167,11 @@ impl Direction for Egress {
     #[inline(always)]
     fn before(ctx: &TcContext) -> Before {
         Before::take(ctx)
+    }
+
+    #[inline(always)]
+    fn concerns_us(_ctx: &TcContext, _device: &Device) -> bool {
+        true
     }
 
     #[inline(always)]
@@ -203,6 +227,14 @@ impl Before {
     }
 }
 
+/// Whether the packet is one of a VLAN, and so of another device, although it is seen
+/// on the one that carries it.
+#[inline(always)]
+fn is_of_vlan(ctx: &TcContext) -> bool {
+    // SAFETY: the kernel hands a valid context.
+    unsafe { (*ctx.skb.skb).vlan_present != 0 && (*ctx.skb.skb).vlan_tci & VLAN_ID != 0 }
+}
+
 /// Reads the packet and carries out the verdict.
 #[inline(always)]
 pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
@@ -215,6 +247,9 @@ pub fn run<D: Direction>(ctx: &TcContext) -> i32 {
     let Some(device) = maps::device(index) else {
         return PASS;
     };
+    if is_of_vlan(ctx) || !D::concerns_us(ctx, device) {
+        return PASS;
+    }
     let Some(Scratch { packet, work }) = maps::scratch() else {
         return PASS;
     };

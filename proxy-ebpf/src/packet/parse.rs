@@ -247,6 +247,11 @@ pub fn parse_v6(ctx: &TcContext, ip: u32) -> Option<Packet> {
         fragment: Fragment::Whole,
         dont_fragment: true,
     };
+    // Such addresses stand for those of IPv4, and are no packet's (RFC 4291, 2.5.5.2):
+    // maps would take them for those.
+    if packet.source.is_v4() || packet.destination.is_v4() {
+        return None;
+    }
     for _ in 0..EXTENSION_HEADERS {
         match packet.protocol {
             HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => {

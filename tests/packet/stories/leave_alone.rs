@@ -1,5 +1,7 @@
 //! What is not ours, or no packet at all, is not touched.
 
+use std::net::{IpAddr, SocketAddr};
+
 use proxy_common::{FrontendKind, Protocol};
 
 use crate::cast::{CASES, Case, PORT, Place, Scene};
@@ -230,5 +232,44 @@ fn padding_does_not_count() {
         let mut wanted = first.to(scene.endpoint).from(seen.source()).hop().frame();
         wanted.0.extend([0xee; 17]);
         seen.expect(crate::node::REDIRECT, &wanted, None);
+    }
+}
+
+/// Frames for another host, which a device sees that listens to all (PROMISC), and
+/// for many hosts.
+#[test]
+fn frames_for_other_hosts() {
+    for case in CASES {
+        let scene = scene(case);
+        let first = scene.first().frame();
+        for receiver in [[2, 0, 0, 0, 0, 0x12], [0xff; 6], [1, 0, 0x5e, 0, 0, 1]] {
+            let mut frame = first.clone();
+            frame.0[..6].copy_from_slice(&receiver);
+            untouched(&scene, &frame);
+        }
+    }
+}
+
+/// Packets of IPv6 with addresses that stand for those of IPv4, of a flow or not.
+#[test]
+fn packets_that_pass_for_the_other_family() {
+    for case in CASES.into_iter().filter(|it| it.v4) {
+        let scene = scene(case);
+        let first = scene.first();
+        let disguise = |from: SocketAddr| match from.ip() {
+            IpAddr::V4(ip) => SocketAddr::new(ip.to_ipv6_mapped().into(), from.port()),
+            IpAddr::V6(_) => from,
+        };
+        let disguised = |packet: &Packet| {
+            let (from, to) = (disguise(packet.source), disguise(packet.destination));
+            packet.clone().from(from).to(to).frame()
+        };
+        untouched(&scene, &disguised(&first));
+        let got = scene.open(&first);
+        for (link, packet) in [(Link::Up0, first), (Link::Ov0, got.answer())] {
+            let frame = disguised(&packet);
+            let seen = scene.node.run_bytes(Program::Ingress, link, &frame);
+            seen.expect(UNSPEC, &frame, None);
+        }
     }
 }
