@@ -13,8 +13,8 @@ pub struct Device {
     pub header_bytes: u32,
     /// Largest IP packet in bytes.
     pub mtu: u32,
-    /// Always 0.
-    pub _reserved: u32,
+    /// 1 if the main table has a default route by it for IPv6.
+    pub default_v6: u32,
     /// The IPv4 address of this node that packets to remote backends get there;
     /// [`Address::ANY_V4`] if it has none.
     pub v4: Address,

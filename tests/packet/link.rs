@@ -85,10 +85,12 @@ impl Link {
 /// The routes behind the devices' own ones.
 const ROUTES: &str = "\
 route add default via 192.0.2.1 dev up0
+route add default via 192.0.3.1 dev up1 metric 5000
 route add 10.244.2.0/24 via 10.244.0.12 dev ov0
 route add 10.244.3.0/24 via 192.0.2.13 dev up0
 route add blackhole 10.244.4.0/24
 route add ::/0 via 2001:db8:2::1 dev up0
+route add ::/0 via 2001:db8:3::1 dev up1 metric 5000
 route add fd00:244:2::/64 via fd00:244::12 dev ov0
 route add fd00:244:3::/64 via 2001:db8:2::13 dev up0
 route add blackhole fd00:244:4::/64
@@ -151,7 +153,7 @@ pub(crate) fn device(link: Link) -> Device {
         role: link.role(),
         header_bytes: if link == Link::L3 { 0 } else { 14 },
         mtu: if link == Link::Ov0 { OVERLAY_MTU } else { MTU },
-        _reserved: 0,
+        default_v6: matches!(link, Link::Up0 | Link::Up1).into(),
         v4: v4.into(),
         v6: v6.into(),
     }

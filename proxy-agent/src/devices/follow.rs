@@ -13,7 +13,9 @@ use rtnetlink::packet_route::address::{
 use rtnetlink::packet_route::link::{
     InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage,
 };
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteType};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteType,
+};
 use rtnetlink::{Handle, MulticastGroup, new_multicast_connection};
 use std::io;
 use std::net::IpAddr;
@@ -193,9 +195,11 @@ fn routes(message: &RouteMessage) -> Vec<Route> {
         return Vec::new();
     }
     let (mut destination, mut source, mut hops) = (None, None, Vec::new());
+    let mut table = u32::from(message.header.table);
     for attribute in &message.attributes {
         match attribute {
             RouteAttribute::Destination(address) => destination = ip(address),
+            RouteAttribute::Table(number) => table = *number,
             RouteAttribute::PrefSource(address) => source = ip(address),
             RouteAttribute::Oif(index) => hops.push((*index, has_gateway(&message.attributes))),
             RouteAttribute::MultiPath(several) => hops.extend(
@@ -222,10 +226,13 @@ fn routes(message: &RouteMessage) -> Vec<Route> {
         length if length == whole => Reach::Host,
         _ => Reach::Subnet,
     };
+    let is_main_v6 = message.header.address_family == AddressFamily::Inet6
+        && table == u32::from(RouteHeader::RT_TABLE_MAIN);
     let route = |(device, gateway)| Route {
         device,
         reach: reach(gateway),
         source,
+        is_main_v6,
     };
     hops.into_iter().map(route).collect()
 }

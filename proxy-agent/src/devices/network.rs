@@ -70,6 +70,8 @@ pub struct Route {
     pub reach: Reach,
     /// The source address that it asks for.
     pub source: Option<IpAddr>,
+    /// Whether it is one of the main table for IPv6.
+    pub is_main_v6: bool,
 }
 
 /// How far a route leads.

@@ -66,7 +66,10 @@ pub fn select(network: &Network, node: &[IpAddr], names: &DeviceNames) -> Select
             role,
             header_bytes,
             mtu: link.mtu,
-            _reserved: 0,
+            default_v6: network
+                .routes_by(index)
+                .any(|it| it.reach == Reach::Default && it.is_main_v6)
+                .into(),
             v4: source(true).map_or(Address::ANY_V4, Address::from),
             v6: source(false).map_or(Address::ANY_V6, Address::from),
         };

@@ -71,6 +71,7 @@ impl Network {
             device,
             reach,
             source,
+            is_main_v6: false,
         });
         self
     }
@@ -81,6 +82,7 @@ impl Network {
             device,
             reach,
             source,
+            is_main_v6: false,
         });
         self
     }

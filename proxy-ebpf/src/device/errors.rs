@@ -41,27 +41,20 @@ pub fn incoming(arrival: &mut Arrival<'_>) -> Result<Fate, Refusal> {
 }
 
 /// An ICMP packet leaves: this node's own error about a request to a local backend.
+/// Whether it is one.
 #[inline(always)]
-pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
     let Some(quoted) = quoted(arrival.ctx, arrival.packet) else {
-        return Ok(PASS);
+        return Ok(false);
     };
     arrival.scratch.key = quoted.reversed();
     let is_known = flows::find(arrival.scratch).is_some();
     let flow = &arrival.scratch.flow;
     if !is_known || !flow.is_reply() || flow.is_snat() {
-        return Ok(PASS);
+        return Ok(false);
     }
-    translate(arrival, &quoted)
-        .and_then(|()| {
-            let device = arrival.scratch.flow.device;
-            if device == arrival.index || device == 0 {
-                Ok(PASS)
-            } else {
-                route::leave_by(arrival, device)
-            }
-        })
-        .map_err(refusal)
+    translate(arrival, &quoted)?;
+    Ok(true)
 }
 
 #[inline(always)]
@@ -71,7 +64,7 @@ fn deliver(arrival: &mut Arrival<'_>, quoted: &Quoted) -> Result<i32, DropReason
         translate(arrival, quoted)?;
         return Ok(PASS);
     }
-    let out = if flow.is_reply() {
+    let out = if flow.is_reply() && route::leads_back(arrival) {
         flow.device
     } else {
         route::to(arrival, arrival.packet.source, flow.destination)?

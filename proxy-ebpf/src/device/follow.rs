@@ -2,17 +2,14 @@
 
 use super::{
     Arrival, PASS,
-    flows::{self, Found, refusal},
+    flows::{self, Found},
     route,
 };
 use crate::{
     maps::{self, FLOWS_NEW},
     packet::{Packet, UDP, geneve, mss, rewrite},
 };
-use proxy_common::{
-    DropReason, Flow,
-    decide::{BackendRef, Refusal},
-};
+use proxy_common::{DropReason, Flow, decide::BackendRef};
 
 /// A packet comes in. Whether it is one of a flow, which then is in the scratch
 /// space, and does not begin anew.
@@ -42,24 +39,20 @@ pub fn incoming(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
     Ok(true)
 }
 
-/// A packet leaves: the reply of a local backend gets its frontend's address.
+/// A packet leaves: the reply of a local backend gets its frontend's address. Whether
+/// it is one.
 #[inline(always)]
-pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
+pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
     let Some(mut found) = flows::find(arrival.scratch) else {
-        return Ok(PASS);
+        return Ok(false);
     };
     if !arrival.scratch.flow.is_reply() || arrival.scratch.flow.is_snat() {
-        return Ok(PASS);
+        return Ok(false);
     }
-    leave(arrival, &mut found).map_err(refusal)
-}
-
-#[inline(always)]
-fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason> {
     if found.is_new {
-        settle(arrival, found)?;
+        settle(arrival, &mut found)?;
     }
-    let _ = flows::touch(arrival, found);
+    let _ = flows::touch(arrival, &found);
     let (packet, flow) = (arrival.packet, &arrival.scratch.flow);
     rewrite(arrival.ctx, packet, flow, packet.ttl)?;
     if flow.is_tunnelled() && packet.tcp_flags & Packet::SYN != 0 {
@@ -70,11 +63,19 @@ fn leave(arrival: &mut Arrival<'_>, found: &mut Found) -> Result<i32, DropReason
         mss::clamp(arrival.ctx, packet, most.min(u16::MAX as u32) as u16)
             .map_err(|_| DropReason::RewriteFailed)?;
     }
+    Ok(true)
+}
+
+/// Sends what answers a flow out by the device of its request, unless it leaves there
+/// anyway, or another node has handed that over, or there is no way to the client by
+/// that device any more.
+#[inline(always)]
+pub fn go_back(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
     let device = arrival.scratch.flow.device;
-    if device == arrival.index || device == 0 {
+    if device == arrival.index || device == 0 || !route::leads_back(arrival) {
         return Ok(PASS);
     }
-    route::leave_by(arrival, arrival.scratch.flow.device)
+    route::leave_by(arrival, device)
 }
 
 /// A packet of a new flow, which may be the one that shows that it is answered.

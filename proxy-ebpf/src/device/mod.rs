@@ -153,10 +153,15 @@ impl Direction for Ingress {
 impl Direction for Egress {
     #[inline(always)]
     fn decide(arrival: &mut Arrival<'_>) -> Result<i32, Refusal> {
-        if arrival.packet.is_icmp() {
-            return errors::outgoing(arrival);
+        let is_answer = if arrival.packet.is_icmp() {
+            errors::outgoing(arrival)
+        } else {
+            follow::outgoing(arrival)
+        };
+        if !is_answer.map_err(refusal)? {
+            return Ok(PASS);
         }
-        follow::outgoing(arrival)
+        follow::go_back(arrival).map_err(refusal)
     }
 
     #[inline(always)]

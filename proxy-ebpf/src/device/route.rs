@@ -17,6 +17,7 @@ const AF_INET6: u8 = 10;
 
 /// Answers of bpf_fib_lookup, include/uapi/linux/bpf.h.
 const SUCCESS: i64 = 0;
+const FORWARDING_OFF: i64 = 5;
 const NO_NEIGHBOUR: i64 = 7;
 const FRAGMENTATION_NEEDED: i64 = 8;
 /// BPF_FIB_LOOKUP_OUTPUT: the device is that to leave by.
@@ -46,6 +47,12 @@ struct FibLookup {
     macs: [u32; 3],
 }
 
+/// What the routes say.
+struct Answer {
+    code: i64,
+    lookup: FibLookup,
+}
+
 /// `struct bpf_redir_neigh`, include/uapi/linux/bpf.h.
 #[repr(C)]
 struct NextHop {
@@ -54,25 +61,38 @@ struct NextHop {
 }
 
 /// Asks the routes how packets of the flow are sent on, and notes it in the flow.
-/// Replies leave by the device by which the request came in.
+/// Replies leave by the device by which the request came in, as long as that leads to
+/// the client, else as other packets do.
 #[inline(always)]
 pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
     let flow = &arrival.scratch.flow;
     let is_reply = flow.is_reply();
-    let (source, destination, index, flags) = if is_reply {
-        (flow.source, flow.destination, flow.device, OUTPUT)
-    } else if flow.is_dsr() {
-        let own = dsr::own_address(arrival.packet.is_v4());
-        let own = own.ok_or(DropReason::NoSourceAddress)?;
-        (own, flow.source, arrival.index, 0)
+    let own = if flow.is_dsr() {
+        dsr::own_address(arrival.packet.is_v4()).ok_or(DropReason::NoSourceAddress)?
     } else {
-        (arrival.packet.source, flow.destination, arrival.index, 0)
+        flow.source
     };
-    let way = look_up(arrival, source, destination, index, flags);
+    let mut way = None;
+    let mut is_unsure = false;
+    if is_reply {
+        let back = look_back(arrival);
+        is_unsure = back.is_unsure(arrival);
+        way = back.way_by(flow.device);
+    }
+    if way.is_none() && !is_unsure {
+        let (source, destination) = if is_reply {
+            (flow.source, flow.destination)
+        } else if flow.is_dsr() {
+            (own, flow.source)
+        } else {
+            (arrival.packet.source, flow.destination)
+        };
+        way = look_up(arrival, source, destination, arrival.index, 0).way();
+    }
     let flow = &mut arrival.scratch.flow;
     let mut mtu = u32::MAX;
     match way {
-        Some(way) if !is_reply || way.index == index => {
+        Some(way) => {
             flow.out = way.index;
             flow.next_hop = way.next_hop();
             if way.length > 1 {
@@ -80,11 +100,11 @@ pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
             }
         }
         // The kernel knows by itself, or drops the packet.
-        _ if is_reply => {
-            flow.out = index;
+        None if is_reply => {
+            flow.out = flow.device;
             flow.next_hop = Address::from_words([zero() as u32; 4]);
         }
-        _ => return Err(DropReason::NoRoute),
+        None => return Err(DropReason::NoRoute),
     }
     if flow.is_dsr()
         && let Some(told) = dsr::path_mtu(&flow.source)
@@ -99,7 +119,7 @@ pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
 /// Index of the device that leads to `destination`, for a packet that came in here.
 #[inline(always)]
 pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Result<u32, DropReason> {
-    let way = look_up(arrival, source, destination, arrival.index, 0);
+    let way = look_up(arrival, source, destination, arrival.index, 0).way();
     way.map(|way| way.index).ok_or(DropReason::NoRoute)
 }
 
@@ -108,8 +128,23 @@ pub fn to(arrival: &Arrival<'_>, source: Address, destination: Address) -> Resul
 #[inline(always)]
 pub fn way_to(arrival: &Arrival<'_>, destination: Address) -> Option<(u32, Address)> {
     let source = arrival.packet.destination;
-    let way = look_up(arrival, source, destination, arrival.index, 0)?;
+    let way = look_up(arrival, source, destination, arrival.index, 0).way()?;
     Some((way.index, way.next_hop()))
+}
+
+/// Whether the device by which the flow's request came in still leads to the client.
+/// Where the kernel knows better, it shall try.
+#[inline(always)]
+pub fn leads_back(arrival: &Arrival<'_>) -> bool {
+    let answer = look_back(arrival);
+    answer.is_unsure(arrival) || answer.way_by(arrival.scratch.flow.device).is_some()
+}
+
+/// Asks for the way to the client by the device by which the flow's request came in.
+#[inline(always)]
+fn look_back(arrival: &Arrival<'_>) -> Answer {
+    let flow = &arrival.scratch.flow;
+    look_up(arrival, flow.source, flow.destination, flow.device, OUTPUT)
 }
 
 #[inline(always)]
@@ -119,7 +154,7 @@ fn look_up(
     destination: Address,
     index: u32,
     flags: u32,
-) -> Option<FibLookup> {
+) -> Answer {
     let v4 = arrival.packet.is_v4();
     let zero = zero() as u32;
     let words = |address: Address| {
@@ -144,7 +179,7 @@ fn look_up(
         macs: [zero; 3],
     };
     // SAFETY: the structure has the kernel's layout, and the context is this program's.
-    let answer = unsafe {
+    let code = unsafe {
         bpf_fib_lookup(
             arrival.ctx.as_ptr(),
             (&raw mut lookup).cast(),
@@ -152,8 +187,31 @@ fn look_up(
             flags,
         )
     };
-    // The neighbour is found when the packet is sent.
-    matches!(answer, SUCCESS | NO_NEIGHBOUR | FRAGMENTATION_NEEDED).then_some(lookup)
+    Answer { code, lookup }
+}
+
+impl Answer {
+    /// The way, if there is one. Its neighbour is found when the packet is sent.
+    #[inline(always)]
+    fn way(self) -> Option<FibLookup> {
+        matches!(self.code, SUCCESS | NO_NEIGHBOUR | FRAGMENTATION_NEEDED).then_some(self.lookup)
+    }
+
+    /// Whether the device that was asked for may be a way although the answer has none
+    /// by it: the helper refuses to tell where forwarding is off, and it prefers IPv6
+    /// routes by that device only among equal ones.
+    #[inline(always)]
+    fn is_unsure(&self, arrival: &Arrival<'_>) -> bool {
+        let device = maps::device(arrival.scratch.flow.device);
+        let has_default = device.is_some_and(|device| device.default_v6 != 0);
+        self.code == FORWARDING_OFF || has_default && self.lookup.family == AF_INET6
+    }
+
+    /// The way, if it is by this device.
+    #[inline(always)]
+    fn way_by(self, index: u32) -> Option<FibLookup> {
+        self.way().filter(|way| way.index == index)
+    }
 }
 
 impl FibLookup {

@@ -6,6 +6,7 @@ mod life;
 mod paths;
 mod scene;
 mod strangers;
+mod uplinks;
 
 use anyhow::{Context, Result, ensure};
 use lab::{PodNetwork, Probe, SharedLab, Transport};
