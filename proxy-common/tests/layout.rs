@@ -31,7 +31,7 @@ const MAPS: Recorded = Recorded {
         include_str!("../src/udp_socket.rs"),
     ],
     names: &[],
-    hash: 0x914c_4f7c_be96_25f1,
+    hash: 0x0566_3192_b091_fa12,
 };
 
 const SOCKETS: Recorded = Recorded {

@@ -331,13 +331,10 @@ impl Node {
         self.settings.put(&0, &settings);
     }
 
-    /// The packet path forgets a device's addresses.
-    pub(crate) fn without_addresses(&self, link: Link) {
-        let device = Device {
-            v4: Address::ANY_V4,
-            v6: Address::ANY_V6,
-            ..device(link)
-        };
+    /// The packet path learns something else of a device.
+    pub(crate) fn change_device(&self, link: Link, change: impl FnOnce(&mut Device)) {
+        let mut device = device(link);
+        change(&mut device);
         self.devices.put(&link.index(), &device);
     }
 

@@ -59,15 +59,15 @@ pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
 
 #[inline(always)]
 fn deliver(arrival: &mut Arrival<'_>, quoted: &Quoted) -> Result<i32, DropReason> {
-    let flow = &arrival.scratch.flow;
-    if !flow.is_snat() {
+    if !arrival.scratch.flow.is_snat() {
         translate(arrival, quoted)?;
         return Ok(PASS);
     }
-    let out = if flow.is_reply() && route::leads_back(arrival) {
-        flow.device
+    let out = if arrival.scratch.flow.is_reply() && route::leads_back(arrival) {
+        arrival.scratch.flow.device
     } else {
-        route::to(arrival, arrival.packet.source, flow.destination)?
+        let destination = arrival.scratch.flow.destination;
+        route::to(arrival, arrival.packet.source, destination)?
     };
     decrement_ttl(arrival.ctx, arrival.packet)?;
     translate(arrival, quoted)?;

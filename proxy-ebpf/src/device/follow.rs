@@ -67,10 +67,10 @@ pub fn outgoing(arrival: &mut Arrival<'_>) -> Result<bool, DropReason> {
 }
 
 /// Sends what answers a flow out by the device of its request, unless it leaves there
-/// anyway, or another node has handed that over, or there is no way to the client by
-/// that device any more.
+/// anyway, or another node has handed that over, or that is no way to the client (any
+/// more).
 #[inline(always)]
-pub fn go_back(arrival: &Arrival<'_>) -> Result<i32, DropReason> {
+pub fn go_back(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
     let device = arrival.scratch.flow.device;
     if device == arrival.index || device == 0 || !route::leads_back(arrival) {
         return Ok(PASS);

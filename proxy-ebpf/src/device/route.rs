@@ -132,12 +132,16 @@ pub fn way_to(arrival: &Arrival<'_>, destination: Address) -> Option<(u32, Addre
     Some((way.index, way.next_hop()))
 }
 
-/// Whether the device by which the flow's request came in still leads to the client.
+/// Whether the device by which the flow's request came in still leads to the client,
+/// for a packet of this size: nobody would tell its sender that it is too big there.
 /// Where the kernel knows better, it shall try.
 #[inline(always)]
-pub fn leads_back(arrival: &Arrival<'_>) -> bool {
+pub fn leads_back(arrival: &mut Arrival<'_>) -> bool {
     let answer = look_back(arrival);
-    answer.is_unsure(arrival) || answer.way_by(arrival.scratch.flow.device).is_some()
+    let is_way = answer.is_unsure(arrival) || answer.way_by(arrival.scratch.flow.device).is_some();
+    let flow = &mut arrival.scratch.flow;
+    flow.mtu = maps::device(flow.device).map_or(0, |device| device.mtu);
+    is_way && exceeds(arrival).is_none()
 }
 
 /// Asks for the way to the client by the device by which the flow's request came in.

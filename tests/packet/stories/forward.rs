@@ -197,6 +197,29 @@ fn an_answer_that_the_routes_send_elsewhere_is_redirected() {
     }
 }
 
+/// What is too big for the device of the request leaves by the one that the routes have
+/// chosen: the stack has judged it by that one, and redirected it would be lost.
+#[test]
+fn an_answer_that_is_too_big_for_the_device_of_its_request_leaves_as_routes_say() {
+    for case in CASES {
+        let scene = Scene::new(case, FrontendKind::LoadBalancer, Place::Local);
+        scene.node.change_device(Link::Up1, |it| it.mtu = 1_280);
+        let first = scene.first();
+        let seen = scene.node.ingress(Link::Up1, &first);
+        let got = scene.check_request(&first, seen);
+        for (size, fits) in [(1_000, true), (1_300, false)] {
+            let answer = got.answer().sized(size);
+            let wanted = answer.clone().from(scene.frontend()).to(first.source);
+            let seen = scene.node.egress(Link::Up0, &answer);
+            if fits {
+                seen.sent(&wanted);
+            } else {
+                seen.passed(&wanted);
+            }
+        }
+    }
+}
+
 /// On a device without link header packets begin with the IP header; where they
 /// go on to another device they get room for one.
 #[test]

@@ -1,6 +1,8 @@
 //! Refused, dropped, too big: who is told, and how.
 
-use proxy_common::{DeviceSettings, DropReason, EndpointSet, FrontendKind, Protocol, SourceFilter};
+use proxy_common::{
+    Address, DeviceSettings, DropReason, EndpointSet, FrontendKind, Protocol, SourceFilter,
+};
 
 use crate::bpf::Context;
 use crate::cast::{CASES, Case, KINDS, PORT, Place, SERVICE, Scene};
@@ -269,7 +271,10 @@ fn a_route_that_leads_nowhere_drops() {
 fn a_device_without_address_drops() {
     for case in CASES {
         let scene = Scene::new(case, FrontendKind::NodePort, Place::Overlay);
-        scene.node.without_addresses(Link::Ov0);
+        scene.node.change_device(Link::Ov0, |device| {
+            device.v4 = Address::ANY_V4;
+            device.v6 = Address::ANY_V6;
+        });
         scene.drops(&scene.first(), DropReason::NoSourceAddress);
     }
 }
