@@ -224,7 +224,7 @@ fn device() -> Device {
         role: Device::UPLINK,
         header_bytes: 14,
         mtu: 1500,
-        _reserved: 0,
+        default_v6: 0,
         v4: address("192.0.2.11"),
         v6: Address::ANY_V6,
     }
