@@ -414,6 +414,7 @@ fn a_change_that_arrives_meanwhile_is_no_difference_and_what_the_agent_misses_is
                 is_content(n1)?;
             }
         }
+        lab.settle()?;
         n1.pause_agent()?;
         lab.apply(
             &service("late")
