@@ -22,6 +22,7 @@ pub const SERVICES_MAX: u32 = 65_536;
 pub const AFFINITY_MAX: u32 = 65_536;
 
 /// Default number of `vips` (about 11 MiB): 50,000 Services have 100,000 in two families.
+/// Also that of `external_addresses` (allocated as needed).
 pub const ADDRESSES_MAX: u32 = 131_072;
 
 /// Connected UDP sockets that are watched (about 6 MiB). One more is translated

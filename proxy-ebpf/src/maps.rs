@@ -54,7 +54,15 @@ static TABLES: ArrayOfMaps<Chunk, { limits::CHUNKS_MAX as usize }> = ArrayOfMaps
 static TABLES_0: Chunk = Chunk::new();
 
 #[btf_map(name = "vips")]
-pub static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
+static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
+
+#[btf_map(name = "external_addresses")]
+static EXTERNAL_ADDRESSES: HashMap<
+    Address,
+    u32,
+    { limits::ADDRESSES_MAX as usize },
+    NO_PREALLOC,
+> = HashMap::new();
 
 #[btf_map(name = "node_addresses")]
 static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> =
@@ -478,6 +486,15 @@ pub fn netns_address(cookie: u64, v4: bool) -> Option<Address> {
     // SAFETY: the element is valid while the program runs.
     let address = unsafe { if v4 { (*element).v4 } else { (*element).v6 } };
     (!address.same(address.wildcard())).then_some(address)
+}
+
+/// Whether a packet to this address, which is none of this node, is for a frontend or
+/// for nobody, whatever its port.
+#[inline(always)]
+pub fn belongs_to_service(address: &Address) -> bool {
+    VIPS.get_ptr(address).is_some()
+        || EXTERNAL_ADDRESSES.get_ptr(address).is_some()
+            && NODE_ADDRESSES.get_ptr(address).is_none()
 }
 
 /// A device of the packet path.

@@ -57,6 +57,7 @@ pub(crate) struct Node {
     lines: Map<u32, TableLine>,
     next_line: u32,
     vips: Map<Address, u32>,
+    external_addresses: Map<Address, u32>,
     node_addresses: Map<Address, u32>,
     source_ranges: Map<RangeKey, u32>,
     affinity: Map<AffinityKey, Affinity>,
@@ -209,6 +210,7 @@ impl Node {
             lines: typed(&ebpf, "tables_0")?,
             next_line: 0,
             vips: typed(&ebpf, "vips")?,
+            external_addresses: typed(&ebpf, "external_addresses")?,
             node_addresses: typed(&ebpf, "node_addresses")?,
             source_ranges: typed(&ebpf, "source_ranges")?,
             affinity: typed(&ebpf, "affinity")?,
@@ -234,6 +236,7 @@ impl Node {
             self.frontends.remove(&key);
         }
         self.vips.clear();
+        self.external_addresses.clear();
         self.source_ranges.clear();
         self.affinity.clear();
         self.node_ids.clear();
@@ -405,7 +408,9 @@ impl Node {
         match listing.kind {
             FrontendKind::NodePort => address = address.wildcard(),
             FrontendKind::ClusterIp => self.vips.put(&address, &1),
-            FrontendKind::LoadBalancer | FrontendKind::ExternalIp => {}
+            FrontendKind::LoadBalancer | FrontendKind::ExternalIp => {
+                self.external_addresses.put(&address, &1);
+            }
         }
         let key = FrontendKey {
             address,

@@ -97,6 +97,13 @@ fn published(sizes: &MapSizes) -> Vec<MapSpec> {
         ),
         ("vips", Hash, address, 4, limits::ADDRESSES_MAX),
         (
+            "external_addresses",
+            Hash,
+            address,
+            4,
+            limits::ADDRESSES_MAX,
+        ),
+        (
             "node_addresses",
             Hash,
             address,

@@ -372,6 +372,7 @@ fn look_at_map(
         "frontends" => Some(kernel.frontends()?.len()),
         "services" => Some(kernel.services()?.len()),
         "vips" => Some(kernel.addresses(AddressSet::Vips)?.len()),
+        "external_addresses" => Some(kernel.addresses(AddressSet::External)?.len()),
         "node_addresses" => Some(kernel.addresses(AddressSet::NodeAddresses)?.len()),
         "backends" => Some(
             (1..kernel.backends_max())

@@ -44,6 +44,7 @@ pub struct BpfKernel {
     frontends: Raw<KEY, FRONTEND>,
     services: HashMap<MapData, u32, [u8; RECORD]>,
     vips: Bytes<[u8; ADDRESS]>,
+    external_addresses: Bytes<[u8; ADDRESS]>,
     node_addresses: Bytes<[u8; ADDRESS]>,
     source_ranges: LpmTrie<MapData, [u8; RANGE], u32>,
     pub(super) nodes: PinnedNodes,
@@ -85,6 +86,10 @@ impl BpfKernel {
             frontends: typed(open(directory, "frontends")?, "frontends")?,
             services: typed(services, "services")?,
             vips: typed(open(directory, "vips")?, "vips")?,
+            external_addresses: typed(
+                open(directory, "external_addresses")?,
+                "external_addresses",
+            )?,
             node_addresses: typed(open(directory, "node_addresses")?, "node_addresses")?,
             source_ranges: LpmTrie::try_from(aya::maps::Map::LpmTrie(open(
                 directory,
@@ -137,6 +142,7 @@ impl BpfKernel {
     fn address_set(&mut self, set: AddressSet) -> &mut Bytes<[u8; ADDRESS]> {
         match set {
             AddressSet::Vips => &mut self.vips,
+            AddressSet::External => &mut self.external_addresses,
             AddressSet::NodeAddresses => &mut self.node_addresses,
         }
     }
@@ -362,6 +368,7 @@ impl Kernel for BpfKernel {
     fn addresses(&self, set: AddressSet) -> Result<Vec<Address>, KernelError> {
         let map = match set {
             AddressSet::Vips => &self.vips,
+            AddressSet::External => &self.external_addresses,
             AddressSet::NodeAddresses => &self.node_addresses,
         };
         map.keys()

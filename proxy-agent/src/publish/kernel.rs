@@ -124,6 +124,8 @@ pub trait Kernel: NodeMaps {
 pub enum AddressSet {
     /// Map `vips`.
     Vips,
+    /// Map `external_addresses`.
+    External,
     /// Map `node_addresses`.
     NodeAddresses,
 }
@@ -133,6 +135,7 @@ impl AddressSet {
     pub fn map(self) -> &'static str {
         match self {
             Self::Vips => "vips",
+            Self::External => "external_addresses",
             Self::NodeAddresses => "node_addresses",
         }
     }

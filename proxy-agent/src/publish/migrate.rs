@@ -72,7 +72,11 @@ pub fn copy(old: &impl Kernel, new: &mut impl Kernel, base: u32) -> Result<Migra
         ..new.device_settings()?
     };
     new.set_device_settings(&settings)?;
-    for set in [AddressSet::Vips, AddressSet::NodeAddresses] {
+    for set in [
+        AddressSet::Vips,
+        AddressSet::External,
+        AddressSet::NodeAddresses,
+    ] {
         for address in old.addresses(set)? {
             if new.add_address(set, &address).is_err() {
                 migrated.left_out += 1;

@@ -19,6 +19,7 @@ pub mod bpf;
 mod claims;
 mod counters;
 mod error;
+mod external;
 mod ids;
 mod kernel;
 mod local;
@@ -42,6 +43,7 @@ use crate::model::ObjectName;
 use crate::resolve::{ResolvedPort, ResolvedService};
 use arena::Arena;
 use claims::{Claims, Rank};
+use external::External;
 use ids::Ids;
 use nodes::NodeMirror;
 use port::Port;
@@ -117,6 +119,8 @@ pub struct Publisher<K> {
     vips: HashMap<Address, u32>,
     /// Those that the kernel did not take yet.
     vips_missing: BTreeSet<Address>,
+    /// Map `external_addresses`.
+    external: External,
     /// Elements of `backends` that are not free.
     backends_in_use: usize,
     /// Map `node_addresses`.
@@ -195,7 +199,7 @@ impl<K: Kernel> Publisher<K> {
             self.vips.remove(&vip);
         }
         self.prune_local();
-        Ok(())
+        self.external.prune(&mut self.kernel)
     }
 
     /// Services that the kernel knew at start and that are not yet published.
@@ -432,7 +436,8 @@ impl<K: Kernel> Publisher<K> {
     fn delete_frontend(&mut self, key: &FrontendKey) -> Result<(), KernelError> {
         if self.frontends.contains_key(key) {
             self.kernel.delete_frontend(key)?;
-            self.frontends.remove(key);
+            let before = self.frontends.remove(key);
+            self.external.change(&mut self.kernel, before, None);
         }
         Ok(())
     }

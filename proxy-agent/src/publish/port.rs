@@ -328,7 +328,9 @@ impl<K: Kernel> Publisher<K> {
             frontend.generation = self.next_generation;
             self.next_generation = self.next_generation.wrapping_add(1);
             self.kernel.set_frontend(&frontend)?;
-            self.frontends.insert(frontend.key, frontend);
+            let before = self.frontends.insert(frontend.key, frontend);
+            self.external
+                .change(&mut self.kernel, before, Some(frontend));
         }
         Ok(())
     }

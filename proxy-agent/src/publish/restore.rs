@@ -1,8 +1,8 @@
 //! The mirror as the kernel's maps have it: ids and generations survive restarts.
 
 use super::{
-    AddressSet, Arena, Claims, Ids, Kernel, KernelError, NodeMirror, Port, Publisher, Retired,
-    ServiceState,
+    AddressSet, Arena, Claims, External, Ids, Kernel, KernelError, NodeMirror, Port, Publisher,
+    Retired, ServiceState,
 };
 use crate::compile::{self, BackendEntry, PortKey, TableKind};
 use crate::model::ObjectName;
@@ -45,11 +45,13 @@ impl<K: Kernel> Publisher<K> {
         let backends_in_use = in_ports + retired.backends.len();
         let last_generation = frontends.values().map(|it| it.generation).max();
         let vips = kernel.addresses(AddressSet::Vips)?;
+        let external = External::restore(&kernel, frontends.values())?;
         let node_addresses = kernel.addresses(AddressSet::NodeAddresses)?;
         Ok(Self {
             backend_ids: Ids::new(kernel.backends_max(), |id| kernel.backend(id).service != 0),
             service_ids: Ids::new(kernel.services_max(), |id| used.contains(&id)),
             vips_missing: BTreeSet::new(),
+            external,
             backends_in_use,
             nodes: NodeMirror::restore(&kernel)?,
             local_backends: kernel.local_backends()?.into_iter().collect(),

@@ -32,6 +32,7 @@ pub(crate) struct Pinned {
     services: BTreeMap<ServiceId, ServiceRecord>,
     source_ranges: BTreeSet<(u32, SourceRange)>,
     vips: BTreeSet<Address>,
+    external_addresses: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
     device_settings: DeviceSettings,
     pub(crate) nodes: NodeElements,
@@ -74,6 +75,7 @@ impl FakeKernel {
             services: BTreeMap::new(),
             source_ranges: BTreeSet::new(),
             vips: BTreeSet::new(),
+            external_addresses: BTreeSet::new(),
             node_addresses: BTreeSet::new(),
             device_settings: DeviceSettings::default(),
             nodes: NodeElements::default(),
@@ -246,14 +248,16 @@ impl Pinned {
         (backend.address.to_ip(), backend.port)
     }
 
-    /// Elements in use of frontends, services, backends, vips and source ranges.
-    pub(crate) fn in_use(&self) -> [usize; 5] {
+    /// Elements in use of frontends, services, backends, vips, external addresses and
+    /// source ranges.
+    pub(crate) fn in_use(&self) -> [usize; 6] {
         let backends = self.backends.iter().filter(|it| it.service != 0).count();
         [
             self.frontends.len(),
             self.services.len(),
             backends,
             self.vips.len(),
+            self.external_addresses.len(),
             self.source_ranges.len(),
         ]
     }
@@ -373,12 +377,14 @@ impl Kernel for FakeKernel {
         let pinned = self.0.borrow();
         Ok(match set {
             AddressSet::Vips => pinned.vips.iter().copied().collect(),
+            AddressSet::External => pinned.external_addresses.iter().copied().collect(),
             AddressSet::NodeAddresses => pinned.node_addresses.iter().copied().collect(),
         })
     }
     fn add_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
         self.write(Touches::Nothing, |it| match set {
             AddressSet::Vips => it.vips.insert(*address),
+            AddressSet::External => it.external_addresses.insert(*address),
             AddressSet::NodeAddresses => it.node_addresses.insert(*address),
         });
         Ok(())
@@ -386,6 +392,7 @@ impl Kernel for FakeKernel {
     fn remove_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
         self.write(Touches::Nothing, |it| match set {
             AddressSet::Vips => it.vips.remove(address),
+            AddressSet::External => it.external_addresses.remove(address),
             AddressSet::NodeAddresses => it.node_addresses.remove(address),
         });
         Ok(())

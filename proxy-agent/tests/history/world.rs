@@ -339,9 +339,9 @@ impl<'p> World<'p> {
             self.settle()?;
         }
         let in_use = self.kernel.0.borrow().in_use();
-        if in_use != [0; 5] {
+        if in_use != [0; 6] {
             return Err(format!(
-                "left over of frontends, services, backends, vips, ranges: {in_use:?}"
+                "left over of frontends, services, backends, vips, external addresses, ranges: {in_use:?}"
             ));
         }
         Ok(())

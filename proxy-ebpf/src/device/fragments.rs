@@ -6,7 +6,7 @@
 //! conntrack, where it is on, puts others in order before they get to egress.
 
 use crate::{
-    maps::{self, FRAGMENTS, VIPS},
+    maps::{self, FRAGMENTS},
     packet::{Fragment, Packet, TCP, UDP},
 };
 use aya_ebpf::programs::TcContext;
@@ -55,12 +55,13 @@ pub fn complete(packet: &mut Packet) -> bool {
     true
 }
 
-/// Whether a fragment is for a ClusterIP. Those need no port to be known as ours.
-/// A node's address is, in most packets, its own; what came for a frontend there
-/// waits in the stack for a first fragment that never comes, and is dropped.
+/// Whether a fragment is for an address of a Service, which needs no port to be known
+/// as ours. A node's address is, in most packets, its own, also if Services have it;
+/// what came for a frontend there waits in the stack for a first fragment that never
+/// comes, and is dropped.
 #[inline(always)]
-pub fn asks_cluster_ip(packet: &Packet) -> bool {
-    has_ports(packet) && VIPS.get_ptr(packet.destination).is_some()
+pub fn asks_service(packet: &Packet) -> bool {
+    has_ports(packet) && maps::belongs_to_service(&packet.destination)
 }
 
 /// Whether a fragment that leaves is from a pod of this node, and so perhaps of

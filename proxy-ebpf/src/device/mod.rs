@@ -141,7 +141,7 @@ impl Direction for Ingress {
 
     #[inline(always)]
     fn may_translate(_ctx: &TcContext, device: &Device, packet: &Packet) -> bool {
-        device.role & (Device::UPLINK | Device::PODS) != 0 && fragments::asks_cluster_ip(packet)
+        device.role & (Device::UPLINK | Device::PODS) != 0 && fragments::asks_service(packet)
     }
 
     #[inline(always)]

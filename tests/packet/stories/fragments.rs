@@ -182,7 +182,7 @@ fn interleaved_datagrams_do_not_mix() {
 }
 
 /// 2, 3, 1: a request's later fragments are dropped where the address is known as
-/// ours without a port, and else left to the stack as they are.
+/// ours without a port, and left to the stack as they are where it is the node's own.
 #[test]
 fn requests_whose_first_fragment_comes_last() {
     for scene in scenes(&KINDS) {
@@ -191,7 +191,7 @@ fn requests_whose_first_fragment_comes_last() {
         for later in [1, 2] {
             let frame = &pieces.before[later];
             let seen = asks(&scene, frame);
-            if scene.kind == FrontendKind::ClusterIp {
+            if scene.kind != FrontendKind::NodePort {
                 seen.dropped(DropReason::FragmentUnknown);
             } else {
                 seen.expect(UNSPEC, frame, None);

@@ -23,6 +23,7 @@ pub(crate) struct Maps {
     pub(crate) services: BTreeMap<ServiceId, ServiceRecord>,
     pub(crate) source_ranges: BTreeSet<(u32, SourceRange)>,
     pub(crate) vips: BTreeSet<Address>,
+    pub(crate) external_addresses: BTreeSet<Address>,
     node_addresses: BTreeSet<Address>,
     pub(crate) device_settings: DeviceSettings,
     pub(super) nodes: Nodes,
@@ -294,12 +295,14 @@ impl Kernel for Fake {
         let maps = self.0.borrow();
         Ok(match set {
             AddressSet::Vips => maps.vips.iter().copied().collect(),
+            AddressSet::External => maps.external_addresses.iter().copied().collect(),
             AddressSet::NodeAddresses => maps.node_addresses.iter().copied().collect(),
         })
     }
     fn add_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
         self.write(|maps| match set {
             AddressSet::Vips => maps.vips.insert(*address),
+            AddressSet::External => maps.external_addresses.insert(*address),
             AddressSet::NodeAddresses => maps.node_addresses.insert(*address),
         });
         Ok(())
@@ -307,6 +310,7 @@ impl Kernel for Fake {
     fn remove_address(&mut self, set: AddressSet, address: &Address) -> Result<(), KernelError> {
         self.write(|maps| match set {
             AddressSet::Vips => maps.vips.remove(address),
+            AddressSet::External => maps.external_addresses.remove(address),
             AddressSet::NodeAddresses => maps.node_addresses.remove(address),
         });
         Ok(())

@@ -241,6 +241,13 @@ fn check(kernel: &Fake, world: &World, nodes: &Nodes) {
         .map(|number| format!("10.96.1.{number}"))
         .collect();
     assert_eq!(vips, wanted);
+    let is_external = |it: &&FrontendKey| {
+        let kind = maps.frontends[it].kind;
+        matches!(kind, FrontendKind::LoadBalancer | FrontendKind::ExternalIp)
+    };
+    let external = maps.frontends.keys().filter(is_external);
+    let external: BTreeSet<Address> = external.map(|it| it.address).collect();
+    assert_eq!(maps.external_addresses, external);
 }
 
 fn slots(table: &[(Address, u16)]) -> Members {
