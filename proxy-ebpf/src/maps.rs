@@ -57,12 +57,8 @@ static TABLES_0: Chunk = Chunk::new();
 static VIPS: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }> = HashMap::new();
 
 #[btf_map(name = "external_addresses")]
-static EXTERNAL_ADDRESSES: HashMap<
-    Address,
-    u32,
-    { limits::ADDRESSES_MAX as usize },
-    NO_PREALLOC,
-> = HashMap::new();
+static EXTERNAL_ADDRESSES: HashMap<Address, u32, { limits::ADDRESSES_MAX as usize }, NO_PREALLOC> =
+    HashMap::new();
 
 #[btf_map(name = "node_addresses")]
 static NODE_ADDRESSES: HashMap<Address, u32, { limits::NODE_ADDRESSES_MAX as usize }> =
