@@ -1,7 +1,7 @@
 //! The one place where packets that come in are sent on their way.
 
 use super::{Arrival, PASS, dsr, route};
-use crate::packet::{rewrite, set_ttl};
+use crate::packet::{decrement_ttl, next_ttl, rewrite};
 use proxy_common::DropReason;
 
 /// Where a packet goes on.
@@ -23,18 +23,17 @@ pub fn forward(arrival: &mut Arrival<'_>) -> Result<i32, DropReason> {
     arrival.forget();
     let way = way(arrival)?;
     let (ctx, packet) = (arrival.ctx, arrival.packet);
-    let ttl = match way {
-        Way::Up => packet.ttl,
-        // As everybody who forwards does (RFC 1812, 5.3.1; RFC 8200, 3).
-        _ if packet.ttl > 1 => packet.ttl - 1,
-        _ => return Err(DropReason::TtlExceeded),
-    };
     if way == Way::Tunnel {
-        set_ttl(ctx, packet, ttl).map_err(|_| DropReason::RewriteFailed)?;
+        decrement_ttl(ctx, packet)?;
         dsr::wrap(arrival)?;
-        return route::send_on(arrival);
+    } else {
+        let ttl = if way == Way::Up {
+            packet.ttl
+        } else {
+            next_ttl(packet)?
+        };
+        rewrite(ctx, packet, &arrival.scratch.flow, ttl)?;
     }
-    rewrite(ctx, packet, &arrival.scratch.flow, ttl)?;
     match way {
         Way::Up => Ok(PASS),
         Way::Out | Way::Tunnel => route::send_on(arrival),

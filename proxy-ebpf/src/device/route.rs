@@ -67,11 +67,6 @@ struct NextHop {
 pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
     let flow = &arrival.scratch.flow;
     let is_reply = flow.is_reply();
-    let own = if flow.is_dsr() {
-        dsr::own_address(arrival.packet.is_v4()).ok_or(DropReason::NoSourceAddress)?
-    } else {
-        flow.source
-    };
     let mut way = None;
     let mut is_unsure = false;
     if is_reply {
@@ -83,7 +78,8 @@ pub fn ask(arrival: &mut Arrival<'_>) -> Result<(), DropReason> {
         let (source, destination) = if is_reply {
             (flow.source, flow.destination)
         } else if flow.is_dsr() {
-            (own, flow.source)
+            let own = dsr::own_address(arrival.packet.is_v4());
+            (own.ok_or(DropReason::NoSourceAddress)?, flow.source)
         } else {
             (arrival.packet.source, flow.destination)
         };

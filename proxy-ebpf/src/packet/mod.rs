@@ -14,7 +14,7 @@ mod rewrite;
 pub use parse::{Fragment, Packet, TCP, UDP, parse};
 pub use quoted::{Quoted, Translation, quoted, rewrite_error, told_mtu};
 pub use reset::turn_into_reset;
-pub use rewrite::{decrement_ttl, rewrite, set_receiver, set_ttl, swap_macs};
+pub use rewrite::{decrement_ttl, next_ttl, rewrite, set_receiver, swap_macs};
 
 /// 0, which the compiler does not know: it makes a call of `memset` of many known
 /// ones, and programs are to have no calls.

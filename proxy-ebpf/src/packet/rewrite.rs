@@ -165,11 +165,17 @@ pub fn pair(source: Address, destination: Address) -> [u32; 8] {
 
 /// One hop less, as everybody who forwards does (RFC 1812, 5.3.1; RFC 8200, 3).
 #[inline(always)]
-pub fn decrement_ttl(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+pub fn next_ttl(packet: &Packet) -> Result<u8, DropReason> {
     if packet.ttl <= 1 {
         return Err(DropReason::TtlExceeded);
     }
-    set_ttl(ctx, packet, packet.ttl - 1).map_err(|_| DropReason::RewriteFailed)
+    Ok(packet.ttl - 1)
+}
+
+/// Gives the packet one hop less.
+#[inline(always)]
+pub fn decrement_ttl(ctx: &TcContext, packet: &Packet) -> Result<(), DropReason> {
+    set_ttl(ctx, packet, next_ttl(packet)?).map_err(|_| DropReason::RewriteFailed)
 }
 
 /// Sets TTL or hop limit.
